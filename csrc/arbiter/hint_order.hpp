@@ -1,0 +1,72 @@
+// HintOrder: how one rank ranks its tasks in one step.
+//
+// A hint is a Rule that chooses between kinds, and a total order over the rank's tasks that
+// chooses inside a kind, bounds overtaking (slack), and *is* the schedule at slack 0.
+// Position 0 is preferred. Immutable once built; shared by arbiter, simulator and reports.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/task.hpp"
+
+namespace rrfp {
+
+enum class HintRule : std::uint8_t {
+  kOrder,             // the lowest position, whatever its kind
+  kBackwardForward,   // the paper's BF: rounds of one backward, then one forward
+  kForwardBackward,   // FB: rounds of one forward, then one backward
+  kBackwardPriority,  // any backward before any forward
+  kForwardPriority,   // any forward before any backward
+};
+
+// The tasks of one rank, numbered densely:
+//   local = (kind_slot * num_chunks + chunk) * num_microbatches + microbatch
+// kind_slot counts the kinds in use (F, B or F, I, W); chunk c is the rank's c-th stage.
+class TaskTable {
+ public:
+  TaskTable(std::vector<std::int32_t> stages, std::vector<TaskKind> kinds,
+            std::int32_t num_microbatches);
+
+  std::int32_t num_tasks() const;
+  std::int32_t num_chunks() const;
+  std::int32_t num_microbatches() const;
+  std::int32_t num_classes() const;  // kinds x chunks
+  Task task(std::int32_t local) const;
+  std::int32_t local(const Task& task) const;  // -1: not a task of this rank
+  std::int32_t class_of(std::int32_t local) const;  // local / num_microbatches
+  TaskKind kind_of_class(std::int32_t task_class) const;
+  std::int32_t chunk_of_class(std::int32_t task_class) const;
+
+ private:
+  std::vector<std::int32_t> stages_;
+  std::vector<TaskKind> kinds_;
+  std::int32_t num_microbatches_;
+};
+
+class HintOrder {
+ public:
+  // `order` must name each task of the table exactly once; otherwise UserError, which names
+  // the task and, for a repeated one, both positions.
+  HintOrder(const TaskTable& table, HintRule rule, const std::vector<Task>& order);
+
+  HintRule rule() const;
+  std::int32_t num_tasks() const;
+  std::int32_t local_at(std::int32_t position) const;
+  std::int32_t position_of(std::int32_t local) const;
+  std::int32_t index_in_class(std::int32_t local) const;       // its number in ReadySet
+  std::int32_t local_in_class(std::int32_t task_class, std::int32_t index) const;
+
+  // The most units in flight at once when the order runs as it stands (taken at F, given back
+  // at B or W): what slack 0 needs.
+  std::int32_t peak_units() const;
+};
+
+// Orders by name for rank `rank` of a chain with one stage per rank, unsplit.
+// `microbatch_order[p]` is the microbatch at place p of the step's order.
+std::vector<Task> gpipe_order(std::int32_t rank, const std::vector<std::int32_t>& microbatch_order);
+std::vector<Task> one_f_one_b_order(std::int32_t rank, std::int32_t num_ranks,
+                                    const std::vector<std::int32_t>& microbatch_order);
+
+}  // namespace rrfp

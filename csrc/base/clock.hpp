@@ -1,0 +1,16 @@
+// Time as the engine sees it: nanoseconds of a monotonic clock. The engine never reads a
+// clock itself; callers pass now_ns, so that a simulator can pass its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace rrfp {
+
+inline std::int64_t steady_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace rrfp

@@ -1,0 +1,48 @@
+// ProgressThread: the one thread of the process that calls progress(). It never takes the
+// GIL, never throws, and allocates nothing per message.
+//
+// It sleeps in epoll_wait on the transports' descriptors, after a bounded spin when the host
+// has cores to spare (RRFP_SPIN_US, read by the Python side and passed in). tick() of each
+// member is called at least every kTickMs: heartbeats, time-outs and the stall watch hang
+// on it.
+//
+// Threads  add() and remove() from any thread. remove() returns only when the thread is not
+//          inside the member and will not enter it again, so the member may then be destroyed.
+// Fork     a pthread_atfork handler closes rrfp's descriptors in the child and leaves a
+//          process in which every rrfp call answers that it was forked (see fork_guard.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace rrfp {
+
+// What the progress thread drives.
+class Progressing {
+ public:
+  virtual ~Progressing() = default;
+  virtual std::size_t progress(std::int64_t now_ns) = 0;
+  virtual void tick(std::int64_t now_ns) = 0;
+  virtual int wait_fd() const = 0;
+};
+
+class ProgressThread {
+ public:
+  static constexpr std::int64_t kTickMs = 50;
+
+  // The process's thread: started by the first add(), ended by the last remove().
+  static ProgressThread& instance();
+
+  void add(Progressing* member);
+  void remove(Progressing* member);
+  void set_spin_us(std::int64_t spin_us);
+
+ private:
+  ProgressThread();
+  ~ProgressThread();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace rrfp

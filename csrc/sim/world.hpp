@@ -1,0 +1,39 @@
+// World: the step engines of all ranks on a virtual clock with a simulated network.
+// Deterministic: the same plan, durations and seed give the same schedule, to the tick.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "runtime/step_engine.hpp"
+
+namespace rrfp::sim {
+
+struct WorldOptions {
+  // Virtual nanoseconds the task takes on its rank.
+  std::function<std::int64_t(const Task&)> duration_ns;
+  // Virtual nanoseconds from the sender's retire to the receiver's deliver().
+  std::function<std::int64_t(const Task& from, std::int32_t target_stage)> latency_ns;
+  // Messages of one directed pair of ranks arrive in the order sent.
+  bool fifo_links = false;
+};
+
+struct SimTask {
+  Task task;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+struct WorldResult {
+  bool finished = false;                     // false: deadlock; `ranks` holds what ran
+  std::int64_t makespan_ns = 0;
+  std::vector<std::vector<SimTask>> ranks;   // per rank, in the order run
+  std::vector<std::int32_t> peak_units;      // per rank
+  std::int64_t messages = 0, reordered = 0, limit_hits = 0, slack_hits = 0, overtakes = 0;
+};
+
+WorldResult simulate(std::shared_ptr<const StepPlan> plan, const WorldOptions& options);
+
+}  // namespace rrfp::sim
