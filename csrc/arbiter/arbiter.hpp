@@ -15,15 +15,26 @@
 //            Both are deadlock-free for every hint and arrival order (docs/concepts.md).
 // Slack 0    needs limit >= the order's own peak, checked when the step is planned; admission
 //            then follows from the order.
+// Rules      Forward prefers the lower chunk, backward the higher one, then the lower position.
+//            W runs when the rule finds neither (kOrder: by position, like everything else).
+//            An F that is not admissible hides no other: a lower class, or under "earliest" the
+//            F of e, may still run.
 // Rounds     BF and FB alternate; a round that finds nothing for its second half is over.
 //
-// Threads    the rank's worker only (ReadySet::arrive excepted).
-// Cost       O(log64 tasks) per class head; classes are kinds x chunks.
+// Threads    the rank's worker only (arrive() excepted).
+// Progress   arrive() is wait-free; select() repeats only when an arrival interferes (ReadySet).
+// Bound      all memory is taken at construction.
+// Edges      none of its own; arrive() to select() is ReadySet's R1 and R2.
+// Lifetime   `table` and `order` must outlive the arbiter.
+// Cost       select(): O(log64 tasks) per class head, classes being kinds x chunks, and
+//            O(log tasks) for the skip count. commit(): O(log tasks), amortised.
+// Checked    tests/cpp/unit/arbiter_test.cc, model/admission_model.cc.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "arbiter/claimed_positions.hpp"
 #include "arbiter/hint_order.hpp"
 #include "arbiter/ready_set.hpp"
 
@@ -59,7 +70,7 @@ class Arbiter {
  public:
   // `place_of_microbatch[m]`: place of microbatch m in the step's order.
   Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-          std::vector<std::int32_t> place_of_microbatch);
+          const std::vector<std::int32_t>& place_of_microbatch);
 
   // Any thread: all inputs of the task are there. False: it had arrived before.
   bool arrive(std::int32_t local);
@@ -70,10 +81,56 @@ class Arbiter {
   // Claims what select() has just returned: moves units, positions and the round.
   void commit(const Choice& choice);
 
-  std::int32_t units_held() const;
-  std::int32_t peak_units() const;
-  std::int32_t num_claimed() const;
-  std::int32_t first_unclaimed_position() const;  // num_tasks when all are claimed
+  std::int32_t units_held() const { return units_held_; }
+  std::int32_t peak_units() const { return peak_units_; }
+  std::int32_t num_claimed() const { return claimed_.num_claimed(); }
+  std::int32_t first_unclaimed_position() const { return claimed_.first_unclaimed(); }
+
+ private:
+  // What stood in the way of ready forwards during one select().
+  struct HeldBack {
+    bool by_limit = false;
+    bool by_slack = false;
+  };
+
+  std::int32_t select_fixed();
+  std::int32_t select_by_rule(HeldBack& held);
+  std::int32_t best_by_position(HeldBack& held);
+  std::int32_t best_forward(HeldBack& held);
+  std::int32_t best_backward();
+  std::int32_t best_weight_grad();
+
+  // The forward of the class that the rank may claim, or -1.
+  std::int32_t forward_of(std::int32_t task_class, HeldBack& held);
+  std::int32_t head_of(std::int32_t task_class);
+  std::int32_t lower_position(std::int32_t local, std::int32_t other) const;
+  bool is_ready(std::int32_t local) const;
+  bool anything_ready();
+  bool within_slack(std::int32_t local) const;
+  bool admits(std::int32_t local) const;
+  std::int32_t free_units() const;
+  void move_units(std::int32_t local);
+
+  const TaskTable& table_;
+  const HintOrder& order_;
+  const ArbiterOptions options_;
+  ReadySet<> ready_;
+  ClaimedPositions claimed_;
+
+  // Classes by role, in the order the rules prefer them.
+  std::vector<std::int32_t> forward_classes_;   // lower chunk first
+  std::vector<std::int32_t> backward_classes_;  // B and I, higher chunk first
+  std::vector<std::int32_t> weight_classes_;
+
+  bool second_half_ = false;  // BF, FB: the round has run its first half
+  std::int32_t units_held_ = 0;
+  std::int32_t peak_units_ = 0;
+
+  // The earliest microbatch, by place in the step's order.
+  std::vector<std::int32_t> microbatch_at_place_;
+  std::vector<std::int32_t> forwards_claimed_;  // by microbatch
+  std::vector<std::int32_t> held_by_;           // units, by microbatch
+  std::int32_t earliest_place_ = 0;             // num_microbatches: all forwards are claimed
 };
 
 }  // namespace rrfp

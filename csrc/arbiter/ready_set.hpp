@@ -6,57 +6,192 @@
 //          the level below may be nonzero. "May": a set summary bit over an empty word is
 //          legal and repaired by the worker; an unset one over a nonzero word is not, once
 //          the arrive() that made it nonzero has returned.
+//
+//            level 1 (top)   [ 1 0 1 ........ ]        bit 2: "look at word 2"
+//                              |   |
+//            level 0 (leaf)  [..] [..] [.1.]           task 2 * 64 + 1 is ready
+//
 // Threads  arrive(): any number of threads. Everything else: the rank's worker only.
 // Progress arrive() is wait-free: one RMW for the record of arrivals and one per level.
-//          head() and claim() are lock-free: they repeat only when an arrival interferes.
+//          head() is lock-free: it looks again only after clearing a summary bit that a claim
+//          left behind or an arrival is about to justify. claim() is one RMW.
 // Bound    Fixed at construction; nothing is allocated afterwards.
 // Once     A task arrives once and is claimed once. A second arrival changes nothing and
 //          returns false.
 //
 // Ordering edges (cited where they are used)
-//   R1  arrive() sets the leaf bit with release; head()/contains() read it with acquire. Who
-//       sees the bit also sees what was written before arrive(): the input's buffer.
-//   R2  arrive() sets the leaf before the summary, each with an unconditional RMW; the worker
-//       clears the summary bit with an acq_rel RMW and *then* reads the leaf again, setting
-//       the summary bit back when the leaf is nonzero. The RMWs on the summary word are
-//       totally ordered: either the worker's clear reads from the arrival (and its second
-//       look sees the leaf), or the arrival comes later and leaves the bit set.
+//   R1  arrive() sets the leaf bit with release; head(), contains() and claim() read it with
+//       acquire. Who sees the bit also sees what was written before arrive(): the input's
+//       buffer.
+//   R2  arrive() sets the leaf before the summary, each with an unconditional release RMW; the
+//       worker clears the summary bit with an acquire RMW and *then* reads the leaf again,
+//       setting the summary bit back when the leaf is nonzero. The RMWs on the summary word
+//       are totally ordered: either the worker's clear reads from the arrival (and its second
+//       look sees the leaf), or the arrival comes later and leaves the bit set. Nobody but the
+//       worker reads a summary word, so its own clear and set need not be releases, and its
+//       loads may be relaxed: a leaf not yet visible under a visible bit is an empty word,
+//       which is repaired by this very edge.
 //   R3  arrive() records the arrival with relaxed order: the record is only compared with
 //       itself (an RMW finds its own bit), and carries no data.
 //
-// Cost     arrive + claim at 4,096 tasks: see benchmarks/ (callgrind).
+// Lifetime Outlives every thread that may call arrive(). Neither copied nor moved.
+// Cost     arrive + head + claim at 4,096 tasks: benchmarks/ready_set_cost.py (callgrind).
 // Checked  tests/cpp/unit/ready_set_test.cc, stress/ready_set_stress.cc (TSan),
-//          model/ready_set_model.cc (every interleaving of small cases), model mutants.
+//          model/ready_set_model.cc (every interleaving of small cases), model/mutants.cc.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "base/check.hpp"
 
 namespace rrfp {
 
-template <template <class> class Atom = std::atomic>
+using ReadyWord = std::uint64_t;
+
+inline constexpr std::int32_t kReadyWordBits = 64;
+inline constexpr std::int32_t kMaxReadyLevels = 6;  // 64^6 exceeds every 32-bit index
+
+// The words of one class: level 0 is the leaf, the top level is a single word.
+template <template <class> class Atom>
+struct ReadyLevels {
+  std::array<Atom<ReadyWord>*, kMaxReadyLevels> words{};
+  std::int32_t num_levels = 0;
+};
+
+// The three steps whose orders matter. A template argument of ReadySet, so that the tests can
+// weaken one at a time and see the nets go red.
+template <template <class> class Atom>
+struct ReadySteps {
+  static constexpr ReadyWord bit(std::int32_t index) {
+    return ReadyWord{1} << (index % kReadyWordBits);
+  }
+
+  static void publish(const ReadyLevels<Atom>& levels, std::int32_t index) {
+    for (std::int32_t level = 0; level < levels.num_levels; ++level) {
+      // R1 at the leaf, R2 between the levels.
+      levels.words[level][index / kReadyWordBits].fetch_or(bit(index), std::memory_order_release);
+      index /= kReadyWordBits;
+    }
+  }
+
+  // `below` was seen empty under bit `index` of `summary`.
+  static void repair(Atom<ReadyWord>& summary, std::int32_t index, const Atom<ReadyWord>& below) {
+    summary.fetch_and(~bit(index), std::memory_order_acquire);  // R2
+    // The second look of R2; relaxed suffices, the clear has just acquired.
+    if (below.load(std::memory_order_relaxed) != 0) {
+      summary.fetch_or(bit(index), std::memory_order_relaxed);  // R2
+    }
+  }
+
+  static bool take(Atom<ReadyWord>& leaf, std::int32_t index) {
+    return (leaf.fetch_and(~bit(index), std::memory_order_acquire) & bit(index)) != 0;  // R1
+  }
+};
+
+template <template <class> class Atom = std::atomic, class Steps = ReadySteps<Atom>>
 class ReadySet {
  public:
   // tasks_per_class[c] tasks in class c, numbered 0.. by hint position.
   explicit ReadySet(const std::vector<std::int32_t>& tasks_per_class);
 
   // Marks a task ready. False: it had arrived before, and nothing changed.
-  bool arrive(std::int32_t task_class, std::int32_t index);
+  bool arrive(std::int32_t task_class, std::int32_t index) {
+    Class& of = classes_[task_class];
+    const ReadyWord bit = Steps::bit(index);
+    const ReadyWord before =
+        of.arrived[index / kReadyWordBits].fetch_or(bit, std::memory_order_relaxed);  // R3
+    if ((before & bit) != 0) return false;
+    Steps::publish(of.levels, index);
+    return true;
+  }
 
   // The ready task of the class with the lowest index, or -1.
   std::int32_t head(std::int32_t task_class);
 
   // Whether this very task is ready (arrived and not claimed).
-  bool contains(std::int32_t task_class, std::int32_t index) const;
+  bool contains(std::int32_t task_class, std::int32_t index) const {
+    const Atom<ReadyWord>& leaf = classes_[task_class].levels.words[0][index / kReadyWordBits];
+    return (leaf.load(std::memory_order_acquire) & Steps::bit(index)) != 0;  // R1
+  }
 
-  // Takes a ready task out. False: it is not ready, and nothing changed.
-  bool claim(std::int32_t task_class, std::int32_t index);
+  // Takes a ready task out. False: it is not ready, and nothing changed. The summary is left
+  // as it is: the next head() repairs it if the word is empty then.
+  bool claim(std::int32_t task_class, std::int32_t index) {
+    return Steps::take(classes_[task_class].levels.words[0][index / kReadyWordBits], index);
+  }
 
-  std::int32_t num_classes() const;
+  std::int32_t num_classes() const { return static_cast<std::int32_t>(classes_.size()); }
 
  private:
-  // To be designed by the implementation: levels of words per class in one allocation.
+  struct Class {
+    ReadyLevels<Atom> levels;
+    Atom<ReadyWord>* arrived = nullptr;  // one bit per task, never cleared
+  };
+
+  static std::int32_t words_for(std::int32_t bits) {
+    return (bits + kReadyWordBits - 1) / kReadyWordBits;
+  }
+
+  std::vector<Class> classes_;
+  std::vector<Atom<ReadyWord>> words_;  // all levels and records of all classes
 };
+
+template <template <class> class Atom, class Steps>
+ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class)
+    : classes_(tasks_per_class.size()) {
+  std::size_t num_words = 0;
+  for (const std::int32_t num_tasks : tasks_per_class) {
+    RRFP_INVARIANT(num_tasks > 0, "a class of the ready set has no tasks");
+    num_words += words_for(num_tasks);  // the record
+    std::int32_t level_words = num_tasks;
+    do {
+      level_words = words_for(level_words);
+      num_words += level_words;
+    } while (level_words > 1);
+  }
+  words_ = std::vector<Atom<ReadyWord>>(num_words);
+  Atom<ReadyWord>* next = words_.data();
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    ReadyLevels<Atom>& levels = classes_[c].levels;
+    std::int32_t level_words = tasks_per_class[c];
+    do {
+      level_words = words_for(level_words);
+      levels.words[levels.num_levels++] = next;
+      next += level_words;
+    } while (level_words > 1);
+    classes_[c].arrived = next;
+    next += words_for(tasks_per_class[c]);
+  }
+}
+
+template <template <class> class Atom, class Steps>
+std::int32_t ReadySet<Atom, Steps>::head(std::int32_t task_class) {
+  const ReadyLevels<Atom>& levels = classes_[task_class].levels;
+  std::int32_t level = levels.num_levels - 1;
+  std::int32_t index = 0;  // of the word within its level
+  for (;;) {
+    const ReadyWord word = levels.words[level][index].load(
+        level == 0 ? std::memory_order_acquire : std::memory_order_relaxed);  // R1; R2
+    if (word != 0) {
+      index = index * kReadyWordBits + std::countr_zero(word);
+      if (level == 0) return index;
+      --level;
+    } else if (level == levels.num_levels - 1) {
+      return -1;
+    } else {
+      // One level up and look again: what remains there, or what has arrived meanwhile.
+      Atom<ReadyWord>& summary = levels.words[level + 1][index / kReadyWordBits];
+      Steps::repair(summary, index, levels.words[level][index]);
+      index /= kReadyWordBits;
+      ++level;
+    }
+  }
+}
 
 }  // namespace rrfp

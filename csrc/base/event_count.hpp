@@ -45,6 +45,7 @@ class EventCount {
       syscall(SYS_futex, address(), FUTEX_WAIT_PRIVATE, ticket, &timeout, nullptr, 0);
     }
     waiters_.fetch_sub(1, std::memory_order_seq_cst);          // E2
+    (void)epoch_.load(std::memory_order_seq_cst);              // E2: what came before notify()
   }
 
  private:

@@ -16,6 +16,7 @@ enum class StatusCode : std::uint8_t {
   kInterrupted = 5,   // Ctrl-C or SIGTERM on origin_rank
   kClosed = 6,        // a rank closed its pipeline while others were in, or entering, a step
   kTimedOut = 7,      // a rank did not enter the step, or set-up did not finish, in time
+  kDeviceFailed = 8,  // a CUDA or NCCL call gave an error, which the message names
 };
 
 struct Status {

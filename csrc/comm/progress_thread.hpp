@@ -6,10 +6,17 @@
 // member is called at least every kTickMs: heartbeats, time-outs and the stall watch hang
 // on it.
 //
-// Threads  add() and remove() from any thread. remove() returns only when the thread is not
-//          inside the member and will not enter it again, so the member may then be destroyed.
-// Fork     a pthread_atfork handler closes rrfp's descriptors in the child and leaves a
-//          process in which every rrfp call answers that it was forked (see fork_guard.hpp).
+// Threads  add() and remove() from any thread but this one. remove() returns only when the
+//          thread is not inside the member and will not enter it again, so the member may then
+//          be destroyed. The thread blocks all signals; its name is rrfp-progress.
+// Edges    M1  the member list is taken anew (acquire) when its version was raised (release).
+//          See doorbell.hpp for waking.
+// Bound    add() and remove() wait for one pass over the members at most.
+// Exit     The object is never destroyed: a process may end with members left.
+// Fork     fork_guard.hpp: in a child forked while members were there, add() throws UserError
+//          and remove() does nothing.
+// Checked by tests/cpp/transport/progress_thread_test.cc, tests/cpp/stress/
+// progress_thread_stress.cc (TSan).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +25,9 @@
 
 namespace rrfp {
 
-// What the progress thread drives.
+// What the progress thread drives. progress() handles a bounded amount of work without blocking
+// and returns how much; the thread sleeps when all members returned 0, until a wait_fd() (-1:
+// none) is readable or the next tick. wait_fd() never changes.
 class Progressing {
  public:
   virtual ~Progressing() = default;

@@ -6,7 +6,14 @@
 //          joins every pair (the higher rank connects to the lower), both sides proving with
 //          the run token that they belong to this run. A connection that cannot is closed and
 //          touches nothing else. The listener is closed when all peers are there.
-// Threads  post_send(): any. progress(): the progress thread. connect_sockets(): the caller.
+// Strangers  Connections that say nothing, or not the token, cost at most kMaxStrangers
+//          descriptors at a time; the oldest goes first when there are more.
+// Threads  post_send(), post_recv(), abort(): any. progress(): the progress thread.
+//          connect_sockets(): the caller.
+// Order    Per peer, kAbort, kControl and kHeartbeat pass data messages that have not begun;
+//          kBye is last. A peer's messages come in one after the other: while one waits for
+//          post_recv(), those behind it wait too; other peers' do not.
+// Checked by tests/cpp/transport/socket_{transport,setup,processes}_test.cc.
 #pragma once
 
 #include <array>
@@ -16,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/fork_guard.hpp"
 #include "comm/transport.hpp"
 
 namespace rrfp {
@@ -25,15 +33,13 @@ using RunToken = std::array<std::byte, 32>;
 class SocketListener {
  public:
   SocketListener();   // throws std::system_error
-  ~SocketListener();
-  SocketListener(const SocketListener&) = delete;
-  SocketListener& operator=(const SocketListener&) = delete;
 
-  const std::string& address() const;  // "unix:<name>", to be published
-  int fd() const;
+  const std::string& address() const { return address_; }  // "unix:<name>", to be published
+  int fd() const { return socket_.get(); }
+  void close() { socket_.close(); }
 
  private:
-  int fd_ = -1;
+  Descriptor socket_;
   std::string address_;
 };
 
@@ -43,12 +49,16 @@ struct SocketSetup {
   RunToken token{};
   std::uint64_t run = 0;
   std::int64_t timeout_ms = 60000;
-  // Asked several times a second; true ends the set-up (signals).
+  // Asked at least every 100 ms; true ends the set-up (signals).
   std::function<bool()> interrupted;
 };
 
-// Null and `status` set when a peer did not come, in words that name it, its address and what
-// was seen last.
+inline constexpr std::size_t kMaxStrangers = 64;
+
+// Null and `status` set when a peer did not come (kTimedOut; each one is named, with its address
+// and what was seen last), speaks another wire version or refuses us (kProtocol), or after an
+// interruption. Throws UserError for a rank or an address that cannot be, std::system_error
+// when the process has no descriptors left. The listener is closed in every case.
 std::unique_ptr<Transport> connect_sockets(SocketListener& listener, const SocketSetup& setup,
                                            Status* status);
 

@@ -10,8 +10,13 @@
 // Every posted message ends in on_sent(), also after abort(): then with the status not ok.
 // Messages to one peer may complete in any order; nothing may rely on it.
 //
-// Callbacks come from the thread that calls progress() (LocalTransport: also from inside
-// post_send). They do not block, throw, take the GIL, or call progress().
+// A buffer given to post_recv() ends in on_message(), or, after an abort or the loss of the
+// peer, in its own release().
+//
+// Callbacks come from the thread that calls progress() (LocalTransport: from inside post_send(),
+// post_recv() and abort()), and from the destructor. They do not block, throw, take the GIL, or
+// call progress(). post_send() and post_recv() may be called from inside one. After the
+// transport is destroyed its sink is never entered again.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +52,8 @@ class MessageSink {
 
 class Transport {
  public:
+  static constexpr std::int64_t kAbortFlushMs = 1000;
+
   virtual ~Transport() = default;
 
   virtual const char* name() const = 0;
@@ -61,12 +68,19 @@ class Transport {
 
   virtual void post_send(std::int32_t peer, OutboundMessage* message) = 0;
   // The buffer must hold header.payload_bytes; its header and metadata are filled by the sink.
+  // header.place kDevice: the buffer comes without a payload (see InboundMessage).
   virtual void post_recv(RecvTicket ticket, InboundMessage* buffer) = 0;
 
-  // Bounded work without blocking; returns how many events it handled, 0 when idle.
+  // Bounded work without blocking; returns how many events it handled, 0 when idle. One thread
+  // at a time. Only after a 0 may the caller sleep on wait_fd(), and at most kTickMs: an abort
+  // has a deadline.
   virtual std::size_t progress(std::int64_t now_ns) = 0;
 
-  // Any thread, more than once: ends every posted operation with `status`, sends nothing more.
+  // Any thread, more than once (the first counts): ends every posted operation with `status`.
+  // kAbort and kBye messages posted before it are still sent, and a message of which a part is
+  // on its way already is completed for their sake, for up to kAbortFlushMs; all other posts
+  // end at the next progress(), later ones too. No other callback than on_sent() comes after.
+  // The destructor aborts with kClosed, and so may wait kAbortFlushMs for a kAbort or kBye.
   virtual void abort(const Status& status) = 0;
 
   // A descriptor that poll() finds readable when progress() has something to do, or -1 when

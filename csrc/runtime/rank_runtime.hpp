@@ -5,6 +5,8 @@
 // Threads   The worker calls begin_step ... end_step and everything marked W. The progress
 //           thread (LocalTransport: the sender's worker) calls the MessageSink side. abort()
 //           may come from anywhere.
+// Progress  A message is delivered, and a task claimed and retired, without a lock. Locks are
+//           for what is rare: messages of a step that this rank has not begun, control, aborts.
 // Waits     claim(), recv_control(), wait_sends() and close() all end on abort() and at their
 //           time-out. None holds the GIL (the binding releases it) or a lock while waiting.
 // Early     A peer may be a step ahead: its messages for the next step are kept and delivered
@@ -12,18 +14,42 @@
 //           step they are a protocol error.
 // Failure   The first Status is kept. abort() sends it to all peers, wakes the worker, and
 //           makes every later wait return it at once.
+// Watch     The progress thread ticks every runtime, also one whose transport does not need it:
+//           heartbeats, silent peers and stalls (PeerWatch) hang on the tick. Ranks of one
+//           process join it at their first step, because no word may reach a peer before all
+//           are there; a peer counts as silent only once it has spoken.
+// Bound     Early messages: what the peers' in-flight limits let them send of one step.
+// Edges     G1  A sink counts itself in readers_, then reads current_; begin_step() clears
+//               current_, then reads readers_. All seq_cst: either the sink sees no step, or
+//               begin_step() sees the sink and waits for it before the old step goes.
+//           G2  A sink leaves with release; begin_step() acquires: what it wrote is complete.
+//           G3  on_sent() pushes on sent_ (PushList), then lowers outstanding_ with release;
+//               wait_sends() acquires: when nothing is outstanding, take_sent() gets all.
+//           G4  aborted_ is stored seq_cst before the wake-up; the worker looks at it after
+//               EventCount::prepare(), so it cannot sleep through an abort.
+// Fork      In a forked child a runtime refuses to be used, and goes without a word or a wait.
+// Lifetime  Inbound messages may outlive the runtime (PayloadPool).
+// Checked   tests/cpp/unit/rank_runtime_test.cc, tests/cpp/stress/rank_runtime_stress.cc (TSan).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/event_count.hpp"
+#include "base/push_list.hpp"
 #include "base/status.hpp"
+#include "comm/payload_pool.hpp"
 #include "comm/progress_thread.hpp"
 #include "comm/transport.hpp"
+#include "runtime/control_mailbox.hpp"
+#include "runtime/peer_watch.hpp"
+#include "runtime/rank_state.hpp"
+#include "runtime/step_clock.hpp"
 #include "runtime/step_engine.hpp"
 
 namespace rrfp {
@@ -32,6 +58,7 @@ struct RuntimeOptions {
   std::uint64_t run = 0;
   std::int64_t heartbeat_ms = 500;
   std::int64_t peer_timeout_ms = 60000;  // silence after which a peer counts as lost
+  std::int64_t spin_us = 0;              // how long an idle worker looks before it sleeps
 };
 
 enum class ClaimOutcome : std::uint8_t { kTask, kDone, kTimeout, kAborted };
@@ -41,26 +68,18 @@ struct ClaimResult {
   std::int32_t local = -1;
 };
 
-// Where a step's wall time went on this rank, in ns; the parts add up to wall_ns.
-struct StepTimes {
-  std::int64_t wall_ns = 0;
-  std::int64_t compute_ns = 0;      // between claim and retire
-  std::int64_t idle_input_ns = 0;   // no task had all its inputs
-  std::int64_t idle_limit_ns = 0;   // the in-flight limit held a ready forward back
-  std::int64_t idle_slack_ns = 0;   // the hint put a task first that was not ready
-  std::int64_t host_ns = 0;         // between retire and the next claim: rrfp's own cost
-};
-
 class RankRuntime final : public MessageSink, public Progressing {
  public:
   RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options);
-  ~RankRuntime() override;
+  ~RankRuntime() override;  // close() comes first, or the peers are told without waiting
+  RankRuntime(const RankRuntime&) = delete;
+  RankRuntime& operator=(const RankRuntime&) = delete;
 
-  std::int32_t rank() const;
-  std::int32_t num_ranks() const;
-  Transport& transport();
+  std::int32_t rank() const { return transport_->rank(); }
+  std::int32_t num_ranks() const { return transport_->num_ranks(); }
+  Transport& transport() { return *transport_; }
 
-  // W. Makes the step current and delivers what came early.
+  // W. Makes the step current and delivers what came early. Steps are numbered one by one.
   void begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t step,
                   std::int64_t stall_timeout_ms);
   // W. Sleeps until a task can run. kTimeout after timeout_ms: call again (signals).
@@ -72,17 +91,21 @@ class RankRuntime final : public MessageSink, public Progressing {
   // W.
   void retire(std::int32_t local);
   // W. Outbound messages whose on_sent() has come, as a list; null: none.
-  OutboundMessage* take_sent();
+  OutboundMessage* take_sent() { return sent_.take_all(); }
   // W. True when nothing is outstanding any more; false at the time-out or after an abort.
   bool wait_sends(std::int64_t timeout_ms);
   // W. Ends the step: returns its times, keeps its records until the next begin_step().
   StepTimes end_step();
   const StepEngine& engine() const;
 
+  // W, after an abort or the last step. Messages that no task took; they belong to the caller
+  // now, with their attachments. The step takes no more.
+  std::vector<InboundMessage*> drain();
+
   // Gives an inbound message (and its payload) back to the pool; any thread.
   static void release(InboundMessage* message);
 
-  // Small blobs between the Python sides, in order per peer. nullopt: time-out or abort.
+  // W. Small blobs between the Python sides, in order per peer. nullopt: time-out or abort.
   void send_control(std::int32_t peer, std::vector<std::byte> body);
   std::optional<std::vector<std::byte>> recv_control(std::int32_t peer, std::int64_t timeout_ms);
 
@@ -94,6 +117,88 @@ class RankRuntime final : public MessageSink, public Progressing {
 
   // What this rank is doing and what it waits for, and the last such word of each peer.
   std::string describe() const;
+
+  // Messages of finished steps, dropped.
+  std::int64_t num_late() const { return num_late_.load(std::memory_order_relaxed); }  // a count
+
+  // MessageSink and Progressing: the transport's and the progress thread's.
+  void on_header(RecvTicket ticket, const MessageHeader& header,
+                 std::span<const std::byte> metadata) override;
+  void on_message(std::int32_t peer, InboundMessage* message) override;
+  void on_sent(OutboundMessage* message, const Status& status) override;
+  void on_control(std::int32_t peer, const MessageHeader& header,
+                  std::span<const std::byte> body) override;
+  void on_peer_lost(std::int32_t peer, const Status& status) override;
+  std::size_t progress(std::int64_t now_ns) override { return transport_->progress(now_ns); }
+  void tick(std::int64_t now_ns) override;
+  int wait_fd() const override { return transport_->wait_fd(); }
+
+ private:
+  struct Step {
+    Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, std::uint32_t number_,
+         std::int64_t stall_timeout_ms_)
+        : engine(std::move(plan), rank), number(number_), stall_timeout_ms(stall_timeout_ms_) {}
+    StepEngine engine;
+    const std::uint32_t number;
+    const std::int64_t stall_timeout_ms;
+    std::atomic<bool> is_over{false};  // after end_step(): what still comes is late
+  };
+  struct Heartbeat {
+    OutboundMessage message;
+    std::atomic<bool> is_posted{false};
+  };
+  class StepGuard;  // holds the current step while a sink uses it (G1, G2)
+
+  void join_progress_thread();
+  void hide_step();
+  void swap_step(std::unique_ptr<Step> next);
+  void blocked(const Choice& choice, std::int64_t now_ns);
+  void sleep(std::uint32_t ticket, std::int64_t timeout_ns);
+  bool is_aborted() const { return aborted_.load(std::memory_order_seq_cst); }  // G4
+  void post(std::int32_t peer, OutboundMessage* message);
+  OutboundMessage* make_message(MessageType type) const;
+  void deliver_here(OutboundMessage* message);
+  void give_back(OutboundMessage* message);
+  void route(InboundMessage* message);
+  void route_aside(InboundMessage* message);
+  void deliver(Step& step, InboundMessage* message);
+  void set_aside(InboundMessage* message);
+  void protocol_error(std::int32_t peer, const std::string& what);
+  void tell_peers(MessageType type, const std::vector<std::byte>& body);
+  void send_heartbeats(std::int64_t now_ns);
+  void check_departed(const Step& step);
+  bool wait_outstanding(std::int64_t until_ns, bool ends_on_abort);
+
+  const RuntimeOptions options_;
+  std::unique_ptr<Transport> transport_;
+  PayloadPool pool_;
+  EventCount wake_;       // the worker sleeps here for tasks, control and aborts
+  EventCount sends_;      // and here for outstanding_ to become 0
+  bool has_joined_ = false;   // the progress thread knows us; the worker's
+  bool is_closed_ = false;    // the worker's
+  std::atomic<bool> is_closing_{false};  // losses and silence are no news any more
+
+  std::unique_ptr<Step> step_;          // the worker's
+  std::atomic<Step*> current_{nullptr};  // G1
+  std::atomic<std::int32_t> readers_{0};  // G1, G2
+  StepClock clock_;
+  ActivityBoard board_;
+
+  std::mutex aside_mutex_;
+  std::vector<InboundMessage*> early_;      // of the next step
+  std::vector<InboundMessage*> leftover_;   // nobody will take these: drain()
+  std::atomic<std::int64_t> num_late_{0};
+
+  PushList<OutboundMessage> sent_;
+  std::atomic<std::int64_t> outstanding_{0};      // posted, on_sent() not come; G3
+  std::vector<Heartbeat> heartbeats_;             // by peer
+  std::int64_t last_heartbeat_ns_ = 0;            // the progress thread's
+  ControlMailbox mailbox_;
+  PeerWatch watch_;
+
+  mutable std::mutex status_mutex_;
+  Status status_;
+  std::atomic<bool> aborted_{false};  // G4
 };
 
 }  // namespace rrfp

@@ -6,14 +6,24 @@
 //            F   one per incoming edge (source stages: none)
 //            B,I bit 0: its own F retired; bit 1+i: the gradient of consumer i
 //            W   bit 0: its I retired
-//          deliver() stores the payload, then sets the bit with one RMW, which also tells a
-//          duplicate (the bit was set) and completion (it was the last one missing).
-// Threads  deliver(): any thread. claim(), retire(), take_inputs(): the rank's worker.
+//          deliver() stores the payload, then sets the bit with one RMW, which also tells
+//          completion (it was the last one missing). A bit that is set already is a duplicate.
+// Threads  deliver() and needs(): any thread; deliveries of one input come one after another
+//          (an edge has one sender, and a sender's messages come from one thread at a time).
+//          Everything else: the rank's worker.
 // Progress deliver() is wait-free and allocates nothing.
+// Bound    Everything is sized by the plan at construction.
 // Edges    S1  deliver()'s RMW is acq_rel: whoever completes the set has acquired what every
 //              earlier deliver() wrote; ReadySet's R1 passes it on to the worker.
+//          S2  The look for a duplicate before the RMW is relaxed: deliveries of one input are
+//              ordered among themselves already, and it carries no data.
+//          S3  missing() and needs() read the bits relaxed: they serve reports, and an answer
+//              may be old by the time it is read.
+// Cost     deliver(): one RMW, and ReadySet's when it completes the task.
+// Checked  tests/cpp/unit/step_engine_test.cc, sim/pipeline_sim.cc, stress/rank_runtime_stress.cc.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -31,10 +41,10 @@ enum class Delivery : std::uint8_t {
 };
 
 struct TaskRecord {
-  std::int64_t ready_ns = 0;
+  std::int64_t ready_ns = 0;    // 0: ready from the start (no inputs)
   std::int64_t claimed_ns = 0;
   std::int64_t retired_ns = 0;
-  std::int32_t overtaken = 0;  // hint positions it overtook
+  std::int32_t overtaken = 0;   // hint positions it overtook
 };
 
 class StepEngine {
@@ -54,11 +64,13 @@ class StepEngine {
   // The claimed task has been enqueued. Makes its dependents on this rank ready.
   void retire(std::int32_t local, std::int64_t now_ns);
 
-  bool finished() const;                 // every task retired
-  const StepPlan& plan() const;
-  const TaskTable& table() const;
-  const Arbiter& arbiter() const;
-  const TaskRecord& record(std::int32_t local) const;
+  bool finished() const { return num_retired_ == table().num_tasks(); }  // every task retired
+  std::int32_t num_retired() const { return num_retired_; }
+  std::int32_t rank() const { return rank_; }
+  const StepPlan& plan() const { return *plan_; }
+  const TaskTable& table() const { return plan_->table(rank_); }
+  const Arbiter& arbiter() const { return arbiter_; }
+  const TaskRecord& record(std::int32_t local) const { return records_.at(local); }
 
   // For reports. The task the hint wants next, and the first input it lacks:
   // source_stage -1: none of another stage.
@@ -68,8 +80,38 @@ class StepEngine {
   };
   std::vector<Missing> missing(std::size_t at_most) const;
 
+  // Whether a task still lacks an input from a stage of this rank of the pipeline.
+  bool needs(std::int32_t other_rank) const;
+
   // Every payload still stored, taken out: after an abort. Any one thread, engine at rest.
   std::vector<void*> drain();
+
+ private:
+  struct TaskState {
+    std::uint64_t wanted = 0;                // one bit per input
+    std::int32_t first_slot = 0;             // of its payloads in slots_
+    std::int32_t num_slots = 0;
+    std::atomic<std::uint64_t> arrived{0};   // S1
+    bool is_claimed = false;
+    bool is_retired = false;
+  };
+
+  // What a task waits for besides its own F or I: the stages on its incoming side.
+  const std::vector<std::int32_t>& senders_of(const Task& task) const;
+  // Bits before those of the senders: 1 for B and I (own F) and W (own I), 0 for F.
+  static std::int32_t own_bits(TaskKind kind) { return kind == TaskKind::kForward ? 0 : 1; }
+  Delivery set_bit(std::int32_t local, std::int32_t bit, void* payload, std::int64_t now_ns);
+  void release_dependents(const Task& task, std::int64_t now_ns);
+  Missing missing_of(std::int32_t local) const;
+
+  std::shared_ptr<const StepPlan> plan_;
+  std::int32_t rank_;
+  Arbiter arbiter_;
+  std::vector<TaskState> tasks_;     // by local
+  std::vector<void*> slots_;         // payloads, task by task, input by input
+  std::vector<TaskRecord> records_;  // by local
+  std::vector<std::int32_t> none_;   // senders of a W
+  std::int32_t num_retired_ = 0;
 };
 
 }  // namespace rrfp

@@ -1,34 +1,18 @@
-// StageGraph and StepPlan: what every rank of a step agrees on, validated before a task runs.
+// StepPlan: what every rank of a step agrees on, validated before a task runs. Immutable;
+// shared by the engines of all ranks of one process.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
 #include "arbiter/hint_order.hpp"
 #include "base/task.hpp"
+#include "runtime/stage_graph.hpp"
 
 namespace rrfp {
-
-// The stages, their edges and their ranks. A DAG; acyclic and connected to a rank, or UserError.
-class StageGraph {
- public:
-  StageGraph(std::int32_t num_ranks, std::vector<std::int32_t> rank_of_stage,
-             std::vector<std::pair<std::int32_t, std::int32_t>> edges,
-             std::vector<std::int32_t> loss_stages);
-
-  std::int32_t num_ranks() const;
-  std::int32_t num_stages() const;
-  std::int32_t rank_of(std::int32_t stage) const;
-  const std::vector<std::int32_t>& stages_of(std::int32_t rank) const;  // its chunks, ascending
-  const std::vector<std::int32_t>& sources_of(std::int32_t stage) const;    // producers, ascending
-  const std::vector<std::int32_t>& consumers_of(std::int32_t stage) const;  // ascending
-  bool is_loss(std::int32_t stage) const;
-  bool is_chain() const;
-};
 
 struct StepOptions {
   std::int32_t num_microbatches = 0;
@@ -38,25 +22,58 @@ struct StepOptions {
   std::vector<Task> order;           // all tasks of all ranks; each rank takes its own, in order
   std::int32_t slack = kUnlimited;
   std::vector<std::int32_t> limits;  // units per rank; empty: the default of the hint and slack
-  bool forward_only = false;
+  bool forward_only = false;         // only F tasks, no units; other tasks of `order` are skipped
 };
 
-// Immutable; shared by the engines of all ranks of one process.
+// Positions    gpipe and 1f1b: their textbook orders. A rule (bf, ...): the order in which it
+//              runs itself when F takes 1, B takes 2 and messages take no time, under the
+//              limits. Default limits: with slack 0 the order's own peak on each rank, else one
+//              unit per rank of the pipeline (several stages on a rank: the order's own peak).
+// Never stuck  docs/concepts.md proves that a step ends whatever the messages do, for orders
+//              whose forwards follow one microbatch order on every rank. A user's order with
+//              bounded slack must do so; with slack 0 it is run through once here instead.
+// Cost         one pass over all tasks; a rule's positions cost one simulated step.
 class StepPlan {
  public:
   // UserError, naming the values and the remedy, for: an order that omits, repeats or invents a
   // task; a limit below the least; a fixed order (slack 0) under which the ranks would wait for
   // one another for ever; a hint this version does not know.
   StepPlan(std::shared_ptr<const StageGraph> graph, StepOptions options);
+  StepPlan(const StepPlan&) = delete;
+  StepPlan& operator=(const StepPlan&) = delete;
 
-  const StageGraph& graph() const;
-  std::int32_t num_microbatches() const;
-  bool forward_only() const;
-  const std::vector<std::int32_t>& microbatch_order() const;
-  const TaskTable& table(std::int32_t rank) const;
-  const HintOrder& hint_order(std::int32_t rank) const;
+  const StageGraph& graph() const { return *graph_; }
+  std::int32_t num_microbatches() const { return options_.num_microbatches; }
+  bool forward_only() const { return options_.forward_only; }
+  // Place by place; of a user's order: the order of its forwards of the first stage.
+  const std::vector<std::int32_t>& microbatch_order() const { return options_.microbatch_order; }
+  const TaskTable& table(std::int32_t rank) const { return tables_.at(rank); }
+  const HintOrder& hint_order(std::int32_t rank) const { return orders_.at(rank); }
   ArbiterOptions arbiter_options(std::int32_t rank) const;
-  std::int32_t limit_units(std::int32_t rank) const;
+  // kUnlimited for forward-only steps.
+  std::int32_t limit_units(std::int32_t rank) const { return limits_.at(rank); }
+
+ private:
+  using Orders = std::vector<std::vector<Task>>;  // by rank
+
+  // A rule on its way to its positions: `orders` only breaks ties inside a kind.
+  StepPlan(std::shared_ptr<const StageGraph> graph, StepOptions options, HintRule rule,
+           const Orders& orders);
+
+  void check_options();
+  void make_tables();
+  Orders users_order() const;
+  void check_users_order(const Orders& orders) const;
+  Orders named_order(HintRule rule) const;
+  Orders positions_of_rule(HintRule rule) const;
+  void set_orders(HintRule rule, const Orders& orders);
+  void set_limits();
+
+  std::shared_ptr<const StageGraph> graph_;
+  StepOptions options_;
+  std::vector<TaskTable> tables_;
+  std::vector<HintOrder> orders_;
+  std::vector<std::int32_t> limits_;
 };
 
 }  // namespace rrfp

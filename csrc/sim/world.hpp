@@ -1,5 +1,5 @@
 // World: the step engines of all ranks on a virtual clock with a simulated network.
-// Deterministic: the same plan, durations and seed give the same schedule, to the tick.
+// Deterministic: the same plan, durations and latencies give the same schedule, to the tick.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/step_engine.hpp"
+#include "runtime/virtual_run.hpp"
 
 namespace rrfp::sim {
 
@@ -20,18 +21,18 @@ struct WorldOptions {
   bool fifo_links = false;
 };
 
-struct SimTask {
-  Task task;
-  std::int64_t start_ns = 0;
-  std::int64_t end_ns = 0;
-};
+using SimTask = VirtualTask;
 
 struct WorldResult {
   bool finished = false;                     // false: deadlock; `ranks` holds what ran
   std::int64_t makespan_ns = 0;
   std::vector<std::vector<SimTask>> ranks;   // per rank, in the order run
   std::vector<std::int32_t> peak_units;      // per rank
-  std::int64_t messages = 0, reordered = 0, limit_hits = 0, slack_hits = 0, overtakes = 0;
+  std::int64_t messages = 0;
+  std::int64_t reordered = 0;    // arrive before one that was sent earlier on the same link
+  std::int64_t limit_hits = 0;   // looks that found a forward held back by the limit alone
+  std::int64_t slack_hits = 0;   // looks that found a task held back by the hint
+  std::int64_t overtakes = 0;    // tasks that ran before one the hint puts first
 };
 
 WorldResult simulate(std::shared_ptr<const StepPlan> plan, const WorldOptions& options);

@@ -1,0 +1,184 @@
+"""Does readiness pay, and as much as simulation says? Four processes, sleeping tasks.
+
+Every round draws the durations of one step and runs all variants on them, one after the other,
+so that all see the same machine. A ratio is a variant's step time against the fixed 1F1B order
+on the same transport; beside it stands the ratio that rrfp.simulate() gives for the same
+durations. Sleeping tasks need no cores, so the figures hold on a small machine.
+
+    python benchmarks/readiness.py [--rounds 9] [--forward-ms 20] [--out readiness]
+"""
+
+import argparse
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+
+import record
+import sleeping_model as model
+
+NUM_RANKS, NUM_MICROBATCHES = 4, 16
+LATENCY_S = 0.0002
+BASELINE = "1f1b slack 0"
+VARIANTS = {
+    BASELINE: {"hint": "1f1b", "slack": 0},
+    "1f1b slack 0, mid": {"hint": "1f1b", "slack": 0, "microbatch_order": "mid"},
+    "auto": {"hint": "auto"},
+    "auto, mid": {"hint": "auto", "microbatch_order": "mid"},
+    "bf": {"hint": "bf"},
+}
+LIMITS = {"P": NUM_RANKS, "2P": 2 * NUM_RANKS}
+
+
+def configurations():
+    """(name, limit name, options) of all that is compared. The fixed order keeps to 1F1B's own
+    peak at any limit, so the larger limit changes nothing for it and is not run twice."""
+    for name, options in VARIANTS.items():
+        for limit_name, limit in LIMITS.items():
+            if options.get("slack") == 0 and limit_name != "P":
+                continue
+            yield name, limit_name, {**options, "max_in_flight": limit}
+
+
+def measure_rank(rank, port, arguments, results):
+    """One rank: all rounds, all configurations; rank 0 puts the collected rows into results."""
+    import torch
+    import torch.distributed as dist
+
+    import rrfp
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                            world_size=NUM_RANKS)
+    stage = model.SleepingStage(rank)
+    inputs, targets = model.batch(NUM_MICROBATCHES)
+    rows = []
+    for index in range(-1, arguments.rounds):  # round -1 warms up and is dropped
+        durations, _ = model.packed_durations(
+            arguments.seed + index, NUM_RANKS, NUM_MICROBATCHES, arguments.forward_ms / 1000
+        )
+        stage.durations = durations
+        costs = [durations["F", 0, m] + durations["B", 0, m] for m in range(NUM_MICROBATCHES)]
+        compared = list(configurations())
+        for name, limit_name, options in compared[:: 1 if index % 2 else -1]:
+            dist.barrier()
+            start = time.monotonic()
+            result = rrfp.run_pipeline(
+                {rank: stage},
+                inputs if rank == 0 else None,
+                targets if rank == NUM_RANKS - 1 else None,
+                model.loss_fn,
+                costs=costs,
+                **options,
+            )
+            own = {"start": start, "end": time.monotonic(), **of_report(result.report)}
+            gathered = [None] * NUM_RANKS if rank == 0 else None
+            dist.gather_object(own, gathered)
+            if rank == 0 and index >= 0:
+                row = {"round": index, "variant": name, "limit": limit_name,
+                       **merged(gathered), **simulated(durations, costs, options)}
+                rows.append(row)
+    if rank == 0:
+        results.put(rows)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def of_report(report):
+    """This rank's peak units and rrfp's own time per task."""
+    own = report.ranks[0]
+    return {"peak": own.peak_units, "host_us": own.host_s * 1e6 / own.num_tasks}
+
+
+def merged(gathered):
+    return {
+        "step_s": max(own["end"] for own in gathered) - min(own["start"] for own in gathered),
+        "peaks": [own["peak"] for own in gathered],
+        "host_us": max(own["host_us"] for own in gathered),
+    }
+
+
+def simulated(durations, costs, options):
+    import rrfp
+
+    world = rrfp.simulate(
+        durations, num_ranks=NUM_RANKS, latency=LATENCY_S, costs=costs, **options
+    )
+    return {"simulated_s": world.makespan, "simulated_peaks": list(world.peak_units)}
+
+
+def summarise(rows):
+    """Per configuration: medians over rounds of step time and of the ratios to the baseline."""
+    table = []
+    base = {row["round"]: row for row in rows if row["variant"] == BASELINE}
+    for name, limit_name, _ in configurations():
+        own = [r for r in rows if (r["variant"], r["limit"]) == (name, limit_name)]
+        measured = [base[r["round"]]["step_s"] / r["step_s"] for r in own]
+        expected = [base[r["round"]]["simulated_s"] / r["simulated_s"] for r in own]
+        kept = [m / e for m, e in zip(measured, expected, strict=True)]
+        table.append({
+            "variant": name,
+            "limit": limit_name,
+            "step_ms": statistics.median(r["step_s"] for r in own) * 1e3,
+            "speed_up": statistics.median(measured),
+            "speed_up_quartiles": record.quantiles(measured)[::2],
+            "simulated_speed_up": statistics.median(expected),
+            "measured_over_simulated": statistics.median(kept),
+            "peak_units": [max(r["peaks"][k] for r in own) for k in range(NUM_RANKS)],
+            "simulated_peak_units": [
+                max(r["simulated_peaks"][k] for r in own) for k in range(NUM_RANKS)
+            ],
+            "host_us_per_task": statistics.median(r["host_us"] for r in own),
+        })
+    return table
+
+
+def show(table):
+    print(f"{'variant':<19}{'limit':>6}{'step ms':>9}{'speed-up':>10}{'simulated':>11}"
+          f"{'kept':>7}  {'peak units':<16}{'host us/task':>13}")
+    for row in table:
+        print(f"{row['variant']:<19}{row['limit']:>6}{row['step_ms']:>9.0f}"
+              f"{row['speed_up']:>10.3f}{row['simulated_speed_up']:>11.3f}"
+              f"{row['measured_over_simulated']:>7.3f}  {row['peak_units']!s:<16}"
+              f"{row['host_us_per_task']:>13.0f}")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--forward-ms", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", default="readiness", help="name of the result file, or empty")
+    arguments = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    port = free_port()
+    ranks = [
+        context.Process(target=measure_rank, args=(rank, port, arguments, results))
+        for rank in range(NUM_RANKS)
+    ]
+    for process in ranks:
+        process.start()
+    rows = results.get(timeout=60 + arguments.rounds * 120)
+    for process in ranks:
+        process.join()
+    table = summarise(rows)
+    show(table)
+    if arguments.out:
+        record.write(arguments.out, {"arguments": vars(arguments), "table": table, "rows": rows})
+    short = [r for r in table if r["measured_over_simulated"] < 0.95]
+    for row in short:
+        print(f"{row['variant']} at limit {row['limit']} keeps only "
+              f"{row['measured_over_simulated']:.3f} of the simulated ratio, wanted 0.95")
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+#include "arbiter/arbiter.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "base/check.hpp"
+
+namespace rrfp {
+
+namespace {
+
+constexpr std::int32_t kNone = -1;
+
+std::vector<std::int32_t> inverse(const std::vector<std::int32_t>& place_of_microbatch) {
+  std::vector<std::int32_t> microbatch_at_place(place_of_microbatch.size(), kNone);
+  for (std::size_t m = 0; m < place_of_microbatch.size(); ++m) {
+    const auto place = static_cast<std::size_t>(place_of_microbatch[m]);
+    RRFP_INVARIANT(place < microbatch_at_place.size() && microbatch_at_place[place] == kNone,
+                   "the step's microbatch order is no permutation");
+    microbatch_at_place[place] = static_cast<std::int32_t>(m);
+  }
+  return microbatch_at_place;
+}
+
+}  // namespace
+
+Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
+                 const std::vector<std::int32_t>& place_of_microbatch)
+    : table_(table),
+      order_(order),
+      options_(options),
+      ready_(std::vector<std::int32_t>(table.num_classes(), table.num_microbatches())),
+      claimed_(table.num_tasks()),
+      microbatch_at_place_(inverse(place_of_microbatch)),
+      forwards_claimed_(table.num_microbatches(), 0),
+      held_by_(table.num_microbatches(), 0) {
+  RRFP_INVARIANT(place_of_microbatch.size() == forwards_claimed_.size(),
+                 "the step's microbatch order has another length than the step");
+  RRFP_INVARIANT(options.slack >= kUnlimited && options.limit_units >= kUnlimited,
+                 "slack and limit are counts, or kUnlimited");
+  RRFP_INVARIANT(options.slack != 0 || !options.units_returned ||
+                     options.limit_units == kUnlimited ||
+                     options.limit_units >= order.peak_units(),
+                 "the limit is below the peak of the fixed order");
+  for (std::int32_t task_class = 0; task_class < table.num_classes(); ++task_class) {
+    switch (table.kind_of_class(task_class)) {
+      case TaskKind::kForward: forward_classes_.push_back(task_class); break;
+      case TaskKind::kBackward:
+      case TaskKind::kInputGrad: backward_classes_.push_back(task_class); break;
+      case TaskKind::kWeightGrad: weight_classes_.push_back(task_class); break;
+    }
+  }
+  std::stable_sort(backward_classes_.begin(), backward_classes_.end(),
+                   [&](std::int32_t a, std::int32_t b) {
+                     return table.chunk_of_class(a) > table.chunk_of_class(b);
+                   });
+}
+
+bool Arbiter::arrive(std::int32_t local) {
+  return ready_.arrive(table_.class_of(local), order_.index_in_class(local));
+}
+
+Choice Arbiter::select() {
+  HeldBack held;
+  const std::int32_t local = options_.slack == 0 ? select_fixed() : select_by_rule(held);
+  if (local != kNone) {
+    return {local, Blocked::kNot, claimed_.num_unclaimed_before(order_.position_of(local))};
+  }
+  second_half_ = false;
+  if (num_claimed() == order_.num_tasks()) return {kNone, Blocked::kDone, 0};
+  if (held.by_limit) return {kNone, Blocked::kLimit, 0};
+  if (held.by_slack || (options_.slack == 0 && anything_ready())) {
+    return {kNone, Blocked::kSlack, 0};
+  }
+  return {kNone, Blocked::kInput, 0};
+}
+
+void Arbiter::commit(const Choice& choice) {
+  const std::int32_t local = choice.local;
+  const bool was_ready =
+      local != kNone && ready_.claim(table_.class_of(local), order_.index_in_class(local));
+  RRFP_INVARIANT(was_ready, "commit() of a task that is not ready");
+  claimed_.claim(order_.position_of(local));
+  move_units(local);
+  const TaskKind kind = table_.kind_of_class(table_.class_of(local));
+  const bool is_backward = kind == TaskKind::kBackward || kind == TaskKind::kInputGrad;
+  second_half_ = (order_.rule() == HintRule::kBackwardForward && is_backward) ||
+                 (order_.rule() == HintRule::kForwardBackward && kind == TaskKind::kForward);
+}
+
+std::int32_t Arbiter::select_fixed() {
+  if (first_unclaimed_position() == order_.num_tasks()) return kNone;
+  const std::int32_t local = order_.local_at(first_unclaimed_position());
+  return is_ready(local) ? local : kNone;
+}
+
+std::int32_t Arbiter::select_by_rule(HeldBack& held) {
+  bool forward_first = false;
+  switch (order_.rule()) {
+    case HintRule::kOrder: return best_by_position(held);
+    case HintRule::kBackwardForward: forward_first = second_half_; break;
+    case HintRule::kForwardBackward: forward_first = !second_half_; break;
+    case HintRule::kBackwardPriority: forward_first = false; break;
+    case HintRule::kForwardPriority: forward_first = true; break;
+  }
+  std::int32_t local = forward_first ? best_forward(held) : best_backward();
+  if (local == kNone) local = forward_first ? best_backward() : best_forward(held);
+  return local != kNone ? local : best_weight_grad();
+}
+
+std::int32_t Arbiter::best_by_position(HeldBack& held) {
+  std::int32_t best = best_weight_grad();
+  for (const std::int32_t c : backward_classes_) best = lower_position(best, head_of(c));
+  for (const std::int32_t c : forward_classes_) best = lower_position(best, forward_of(c, held));
+  return best;
+}
+
+std::int32_t Arbiter::best_forward(HeldBack& held) {
+  for (const std::int32_t task_class : forward_classes_) {
+    const std::int32_t local = forward_of(task_class, held);
+    if (local != kNone) return local;
+  }
+  return kNone;
+}
+
+std::int32_t Arbiter::best_backward() {
+  for (const std::int32_t task_class : backward_classes_) {
+    const std::int32_t local = head_of(task_class);
+    if (local != kNone) return local;
+  }
+  return kNone;
+}
+
+std::int32_t Arbiter::best_weight_grad() {
+  std::int32_t best = kNone;
+  for (const std::int32_t c : weight_classes_) best = lower_position(best, head_of(c));
+  return best;
+}
+
+std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
+  const std::int32_t head = head_of(task_class);
+  if (head == kNone) return kNone;
+  if (!within_slack(head)) {  // the others of the class stand later still
+    held.by_slack = true;
+    return kNone;
+  }
+  if (admits(head)) return head;
+  held.by_limit = true;
+  if (options_.admission == AdmissionRule::kLevelled) return kNone;  // the class is level
+  const std::int32_t earliest =
+      table_.local_in(task_class, microbatch_at_place_[earliest_place_]);
+  const bool may_run = is_ready(earliest) && within_slack(earliest) && admits(earliest);
+  return may_run ? earliest : kNone;
+}
+
+std::int32_t Arbiter::head_of(std::int32_t task_class) {
+  const std::int32_t index = ready_.head(task_class);
+  return index < 0 ? kNone : order_.local_in_class(task_class, index);
+}
+
+std::int32_t Arbiter::lower_position(std::int32_t local, std::int32_t other) const {
+  if (local == kNone) return other;
+  if (other == kNone) return local;
+  return order_.position_of(local) < order_.position_of(other) ? local : other;
+}
+
+bool Arbiter::is_ready(std::int32_t local) const {
+  return ready_.contains(table_.class_of(local), order_.index_in_class(local));
+}
+
+bool Arbiter::anything_ready() {
+  for (std::int32_t task_class = 0; task_class < ready_.num_classes(); ++task_class) {
+    if (ready_.head(task_class) >= 0) return true;
+  }
+  return false;
+}
+
+bool Arbiter::within_slack(std::int32_t local) const {
+  return options_.slack == kUnlimited ||
+         order_.position_of(local) - first_unclaimed_position() <= options_.slack;
+}
+
+bool Arbiter::admits(std::int32_t local) const {
+  const std::int32_t num_chunks = table_.num_chunks();
+  if (options_.admission == AdmissionRule::kLevelled) {
+    return free_units() >= num_chunks - table_.chunk_of_class(table_.class_of(local));
+  }
+  const std::int32_t earliest = microbatch_at_place_[earliest_place_];
+  if (table_.microbatch_of(local) == earliest) return free_units() >= 1;
+  return free_units() >= num_chunks - held_by_[earliest] + 1;
+}
+
+std::int32_t Arbiter::free_units() const {
+  return options_.limit_units == kUnlimited ? std::numeric_limits<std::int32_t>::max()
+                                            : options_.limit_units - units_held_;
+}
+
+void Arbiter::move_units(std::int32_t local) {
+  const std::int32_t microbatch = table_.microbatch_of(local);
+  std::int32_t taken = 0;
+  switch (table_.kind_of_class(table_.class_of(local))) {
+    case TaskKind::kForward:
+      taken = 1;
+      ++forwards_claimed_[microbatch];
+      while (earliest_place_ < table_.num_microbatches() &&
+             forwards_claimed_[microbatch_at_place_[earliest_place_]] == table_.num_chunks()) {
+        ++earliest_place_;
+      }
+      break;
+    case TaskKind::kInputGrad: break;  // the unit stays until its W
+    case TaskKind::kBackward:
+    case TaskKind::kWeightGrad: taken = -1; break;
+  }
+  if (!options_.units_returned) return;
+  units_held_ += taken;
+  held_by_[microbatch] += taken;
+  peak_units_ = std::max(peak_units_, units_held_);
+  RRFP_INVARIANT(units_held_ >= 0 && free_units() >= 0, "units in flight are out of bounds");
+}
+
+}  // namespace rrfp

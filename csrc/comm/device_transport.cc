@@ -1,0 +1,404 @@
+#include "comm/device_transport.hpp"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+
+#include "base/check.hpp"
+#include "base/clock.hpp"
+
+namespace rrfp {
+
+namespace {
+
+bool is_own_type(MessageType type) {
+  return type == MessageType::kAnnounce || type == MessageType::kGrant ||
+         type == MessageType::kGo;
+}
+
+}  // namespace
+
+DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
+                                 std::unique_ptr<DataChannel> channel,
+                                 std::shared_ptr<ReceiveMemory> memory)
+    : epoll_(Descriptor::open([] { return epoll_create1(EPOLL_CLOEXEC); })),
+      peers_(static_cast<std::size_t>(control->num_ranks())),
+      memory_(std::move(memory)),
+      channel_(std::move(channel)),
+      control_(std::move(control)) {
+  epoll_event of_doorbell{EPOLLIN | EPOLLET, {}};
+  epoll_event of_control{EPOLLIN, {}};
+  if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.fd(), &of_doorbell) != 0 ||
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, control_->wait_fd(), &of_control) != 0) {
+    throw std::system_error(errno, std::generic_category(), "rrfp: epoll of a device transport");
+  }
+  control_->set_sink(this);
+}
+
+DeviceTransport::~DeviceTransport() {
+  abort({StatusCode::kClosed, rank(), "this rank closed its pipeline"});
+  const std::int64_t deadline_ns = steady_now_ns() + kSettleMs * 1000000;
+  do {
+    progress(steady_now_ns());
+    std::this_thread::yield();
+  } while (!has_settled() && steady_now_ns() < deadline_ns);
+  // Who cannot be seen to have let go may still map this rank's memory, or write to it.
+  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
+    for (ReceiveSlot* slot : peer_of(peer).unsettled) memory_->quarantine(slot);
+    if (!channel_->has_settled_recv(peer)) memory_->keep_for_process();
+  }
+  control_.reset();
+}
+
+// Nobody waits for a peer that was lost: its end cannot be seen in the shared memory.
+bool DeviceTransport::has_settled() const {
+  for (std::int32_t rank = 0; rank < num_ranks(); ++rank) {
+    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (!peer.departing.empty()) return false;
+    if (!peer.was_reported_lost && !channel_->has_settled_recv(rank)) return false;
+  }
+  return true;
+}
+
+void DeviceTransport::set_sink(MessageSink* sink) { sink_ = sink; }
+
+void DeviceTransport::post_send(std::int32_t peer, OutboundMessage* message) {
+  if (!is_device_data(message->header)) {
+    control_->post_send(peer, message);
+    return;
+  }
+  message->peer = peer;
+  posted_.push(message);
+  doorbell_.ring();
+}
+
+void DeviceTransport::post_recv(RecvTicket ticket, InboundMessage* buffer) {
+  if (!is_device_data(buffer->header)) {
+    control_->post_recv(ticket, buffer);
+    return;
+  }
+  auto* arrival = reinterpret_cast<Arrival*>(ticket.id);
+  arrival->buffer = buffer;
+  answered_.push(arrival);
+  doorbell_.ring();
+}
+
+void DeviceTransport::abort(const Status& status) {
+  {
+    std::lock_guard lock(abort_mutex_);
+    if (!is_aborted_.load(std::memory_order_relaxed)) {  // written under the mutex
+      why_aborted_ = status;
+      is_aborted_.store(true, std::memory_order_release);  // A1
+    }
+  }
+  control_->abort(status);
+  doorbell_.ring();
+}
+
+std::size_t DeviceTransport::progress(std::int64_t now_ns) {
+  if (may_have_slept_) {
+    // Takes the edge-triggered doorbell off the list, so that the descriptor falls silent.
+    epoll_event events[2];
+    while (epoll_wait(epoll_.get(), events, 2, 0) < 0 && errno == EINTR) {
+    }
+    may_have_slept_ = false;
+  }
+  doorbell_.answer();
+  std::size_t done = control_->progress(now_ns);
+  if (!has_ended_all_ && is_aborted_.load(std::memory_order_acquire)) {  // A1
+    for (std::int32_t peer = 0; peer < num_ranks(); ++peer) stop(peer, why_aborted_);
+    has_ended_all_ = true;
+  }
+  done += take_posted();
+  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) done += progress_peer(peer);
+  if (done > 0) return done;
+  if (is_polling()) {
+    if (now_ns >= next_check_ns_) {
+      next_check_ns_ = now_ns + kCheckDeviceMs * 1000000;
+      const std::string what = channel_->check_device();
+      if (!what.empty()) device_error(what);
+    }
+    return 1;
+  }
+  may_have_slept_ = true;
+  return doorbell_.try_sleep() ? 0 : 1;
+}
+
+bool DeviceTransport::is_polling() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    // A peer's word may take until its end: unsettled memory is looked at, not spun on.
+    return !peer.departing.empty() || (!peer.arriving.empty() && !peer.is_stopped) ||
+           !peer.opening.empty() ||
+           std::any_of(peer.waiting.begin(), peer.waiting.end(),
+                       [](const Departure& departure) { return departure.is_granted; });
+  });
+}
+
+std::size_t DeviceTransport::take_posted() {
+  std::size_t taken = 0;
+  for (OutboundMessage* message = posted_.take_all(); message != nullptr; ++taken) {
+    OutboundMessage* const next = message->next;
+    announce(message);
+    message = next;
+  }
+  for (Arrival* arrival = answered_.take_all(); arrival != nullptr; ++taken) {
+    Arrival* const next = arrival->next;
+    Peer& peer = peer_of(arrival->peer);
+    if (peer.is_stopped) {
+      arrival->buffer->release(arrival->buffer);
+      free_arrival(arrival);
+    } else {
+      peer.opening.push_back(arrival);
+    }
+    arrival = next;
+  }
+  return taken;
+}
+
+std::size_t DeviceTransport::progress_peer(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  if (peer.is_stopped) return settle(peer_rank);
+  open_arrivals(peer_rank);
+  if (channel_->needs_go()) start_arrivals(peer_rank);
+  start_departures(peer_rank);
+  if (peer.is_stopped) return settle(peer_rank);  // a device error: no word is believed now
+  std::size_t done = finish_departures(peer_rank) + finish_arrivals(peer_rank);
+  if (peer.said_bye && peer.departing.empty() && peer.arriving.empty()) {
+    stop(peer_rank, {StatusCode::kClosed, peer_rank,
+                     "rank " + std::to_string(peer_rank) + " closed its pipeline"});
+    ++done;
+  }
+  return done;
+}
+
+void DeviceTransport::open_arrivals(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  std::size_t kept = 0;
+  for (Arrival* arrival : peer.opening) {
+    GrantBody grant;
+    ReceiveSlot* slot = memory_->take(arrival->payload_bytes);
+    if (slot != nullptr && !channel_->open_recv(peer_rank, *slot, &grant, &arrival->arrived)) {
+      memory_->put_back(slot);
+      slot = nullptr;
+    }
+    if (slot == nullptr) {
+      peer.opening[kept++] = arrival;
+      continue;
+    }
+    arrival->slot = slot;
+    grant.id = arrival->id;
+    peer.arriving.push_back(arrival);
+    send_grant(peer_rank, grant);
+  }
+  peer.opening.resize(kept);
+  // No memory and nothing on its way that could bring some back.
+  if (kept > 0 && peer.arriving.empty() && !memory_->refusal().empty() &&
+      !memory_->has_slots_out()) {
+    device_error(memory_->refusal());
+  }
+}
+
+void DeviceTransport::start_departures(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  std::string failure;
+  std::size_t kept = 0;
+  for (Departure& departure : peer.waiting) {
+    const OutboundMessage& message = *departure.message;
+    const bool can_start = failure.empty() && departure.is_granted &&
+                           word_reached({message.computed_word, message.computed_value}) &&
+                           channel_->can_start_send(peer_rank);
+    if (!can_start) {
+      peer.waiting[kept++] = departure;
+      continue;
+    }
+    if (channel_->needs_go()) send_go(peer_rank, departure);
+    failure = channel_->start_send(peer_rank, message.segments, departure.grant, &departure.sent);
+    peer.departing.push_back(departure);
+  }
+  peer.waiting.resize(kept);
+  if (!failure.empty()) device_error(failure);
+}
+
+void DeviceTransport::start_arrivals(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  for (Arrival* arrival : peer.arriving) {
+    if (!arrival->has_go || arrival->arrived.word != nullptr ||
+        arrival->go_sequence != peer.next_go_in || !channel_->can_start_recv(peer_rank)) {
+      continue;
+    }
+    ++peer.next_go_in;
+    const std::string failure = channel_->start_recv(peer_rank, arrival->segment_bytes,
+                                                     arrival->slot->data, &arrival->arrived);
+    if (!failure.empty()) {
+      device_error(failure);
+      return;
+    }
+  }
+}
+
+std::size_t DeviceTransport::finish_departures(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  std::size_t kept = 0;
+  for (const Departure& departure : peer.departing) {
+    if (word_reached(departure.sent)) {
+      sink_->on_sent(departure.message, Status{});
+    } else {
+      peer.departing[kept++] = departure;
+    }
+  }
+  const std::size_t done = peer.departing.size() - kept;
+  peer.departing.resize(kept);
+  return done;
+}
+
+std::size_t DeviceTransport::finish_arrivals(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  std::size_t kept = 0;
+  for (Arrival* arrival : peer.arriving) {
+    if (arrival->arrived.word == nullptr || !word_reached(arrival->arrived)) {
+      peer.arriving[kept++] = arrival;
+      continue;
+    }
+    channel_->close_recv(peer_rank, arrival->arrived);
+    InboundMessage* message = arrival->buffer;
+    message->payload = arrival->slot->data;
+    message->payload_owner = arrival->slot;
+    message->device_index = memory_->device();
+    message->pool_release = message->release;
+    message->release = release_inbound;
+    free_arrival(arrival);
+    sink_->on_message(peer_rank, message);
+  }
+  const std::size_t done = peer.arriving.size() - kept;
+  peer.arriving.resize(kept);
+  return done;
+}
+
+void DeviceTransport::release_inbound(InboundMessage* message) {
+  ReceiveMemory::give_back(static_cast<ReceiveSlot*>(message->payload_owner));
+  message->payload = nullptr;
+  message->payload_owner = nullptr;
+  message->device_index = -1;
+  message->release = message->pool_release;
+  message->release(message);
+}
+
+// After a stop: what the device or the peer still had in hand.
+std::size_t DeviceTransport::settle(std::int32_t peer_rank) {
+  Peer& peer = peer_of(peer_rank);
+  const bool is_late = steady_now_ns() > peer.settle_until_ns;
+  std::size_t kept = 0;
+  for (const Departure& departure : peer.departing) {
+    if (is_late || channel_->has_settled_send(peer_rank, departure.sent)) {
+      sink_->on_sent(departure.message, peer.why_stopped);
+    } else {
+      peer.departing[kept++] = departure;
+    }
+  }
+  std::size_t done = peer.departing.size() - kept;
+  peer.departing.resize(kept);
+  if (kept == 0 && !is_late && !peer.has_let_go) {
+    channel_->let_go(peer_rank);
+    peer.has_let_go = true;
+  }
+  if (!peer.unsettled.empty() && channel_->has_settled_recv(peer_rank)) {
+    for (ReceiveSlot* slot : peer.unsettled) memory_->put_back(slot);
+    done += peer.unsettled.size();
+    peer.unsettled.clear();
+  }
+  return done;
+}
+
+void DeviceTransport::stop(std::int32_t peer_rank, const Status& status) {
+  Peer& peer = peer_of(peer_rank);
+  if (peer.is_stopped || peer_rank == rank()) return;
+  peer.is_stopped = true;
+  peer.why_stopped = status;
+  peer.settle_until_ns = steady_now_ns() + kSettleMs * 1000000;
+  channel_->stop(peer_rank);
+  for (const Departure& departure : peer.waiting) sink_->on_sent(departure.message, status);
+  peer.waiting.clear();
+  peer.opening.insert(peer.opening.end(), peer.arriving.begin(), peer.arriving.end());
+  peer.arriving.clear();
+  for (Arrival* arrival : peer.opening) {
+    if (arrival->slot != nullptr) peer.unsettled.push_back(arrival->slot);
+    arrival->buffer->release(arrival->buffer);
+    free_arrival(arrival);
+  }
+  peer.opening.clear();
+}
+
+void DeviceTransport::lose(std::int32_t peer_rank, const Status& status) {
+  Peer& peer = peer_of(peer_rank);
+  if (peer_rank == rank()) return;
+  stop(peer_rank, status);
+  if (peer.was_reported_lost || is_aborted_.load(std::memory_order_acquire)) return;  // A1
+  peer.was_reported_lost = true;
+  sink_->on_peer_lost(peer_rank, status);
+}
+
+void DeviceTransport::protocol_error(std::int32_t peer_rank, const std::string& what) {
+  lose(peer_rank, {StatusCode::kProtocol, peer_rank,
+                   "rank " + std::to_string(peer_rank) + " sent " + what +
+                       "; do all ranks run the same version of rrfp?"});
+}
+
+void DeviceTransport::device_error(const std::string& what) {
+  const Status status{StatusCode::kDeviceFailed, rank(),
+                      "rank " + std::to_string(rank()) + ": " + what +
+                          ". An earlier kernel of this process may be the cause; run again with "
+                          "CUDA_LAUNCH_BLOCKING set to 1 to see which"};
+  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) lose(peer, status);
+}
+
+void DeviceTransport::on_header(RecvTicket ticket, const MessageHeader& header,
+                                std::span<const std::byte> metadata) {
+  sink_->on_header(ticket, header, metadata);
+}
+
+void DeviceTransport::on_message(std::int32_t peer, InboundMessage* message) {
+  sink_->on_message(peer, message);
+}
+
+void DeviceTransport::on_sent(OutboundMessage* message, const Status& status) {
+  if (!is_own_type(message->header.type)) {
+    sink_->on_sent(message, status);
+    return;
+  }
+  message->next = free_control_;
+  free_control_ = message;
+}
+
+void DeviceTransport::on_control(std::int32_t peer, const MessageHeader& header,
+                                 std::span<const std::byte> body) {
+  if (!is_own_type(header.type)) {
+    if (header.type == MessageType::kBye) peer_of(peer).said_bye = true;
+    sink_->on_control(peer, header, body);
+    return;
+  }
+  if (peer_of(peer).is_stopped) return;
+  if (header.type == MessageType::kAnnounce) on_announce(peer, header, body);
+  if (header.type == MessageType::kGrant) on_grant(peer, body);
+  if (header.type == MessageType::kGo) on_go(peer, body);
+}
+
+void DeviceTransport::on_peer_lost(std::int32_t peer, const Status& status) {
+  stop(peer, status);
+  if (peer_of(peer).was_reported_lost) return;
+  peer_of(peer).was_reported_lost = true;
+  sink_->on_peer_lost(peer, status);
+}
+
+void DeviceTransport::free_arrival(Arrival* arrival) {
+  arrival->buffer = nullptr;
+  arrival->slot = nullptr;
+  arrival->has_go = false;
+  arrival->arrived = {};
+  arrival->next = free_arrivals_;
+  free_arrivals_ = arrival;
+}
+
+}  // namespace rrfp

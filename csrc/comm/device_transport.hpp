@@ -1,0 +1,165 @@
+// DeviceTransport: messages whose payload lies in device memory. Headers, grants, everything
+// small and the question who is alive go over a control transport (sockets) that it owns; the
+// payload goes over a data channel (IPC copy engines or NCCL).
+//
+// Sending   A kData message with header.place kDevice has its segments in device memory and is
+//           posted when its task was *launched*: computed_word and computed_value say when the
+//           payload exists (StreamTimeline::record on the compute stream gives them). All other
+//           messages go through the control transport unchanged.
+// Receiving on_header() comes soon after the sender's post, long before the payload. The sink
+//           answers with a buffer without payload; on_message() comes when the bytes are in
+//           device memory: kernels launched from then on see them, no stream has to wait.
+//           message->release() may be called when everything that reads the payload has been
+//           enqueued on the stream given to bind_reader().
+// Failing   An error of CUDA or NCCL on this rank, also one that a stage's own kernel left
+//           behind, is reported through on_peer_lost() of every peer, with kDeviceFailed.
+//
+// Threads   post_send(), post_recv(), abort(): any. bind_reader(): the worker. progress(): the
+//           progress thread, which also enters the control transport and the channel.
+// Progress  While a payload is awaited or on its way, progress() never returns 0, so that its
+//           thread does not sleep: the device cannot ring a doorbell.
+// Abort     The abort flag and the loss of a peer are looked at before any word is believed.
+// Bound     The destructor waits kSettleMs at most for copies under way and for the peers to
+//           let go of this rank's memory; what is not settled by then is left to the process.
+// Cost      Per message: one control message each way (two from the sender with NCCL), one
+//           copy for each segment, one stream write.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/push_list.hpp"
+#include "comm/data_channel.hpp"
+#include "comm/doorbell.hpp"
+#include "comm/fork_guard.hpp"
+#include "comm/outbound_queue.hpp"
+#include "comm/transport.hpp"
+
+namespace rrfp {
+
+class DeviceTransport final : public Transport, private MessageSink {
+ public:
+  static constexpr std::int64_t kSettleMs = 1000;
+  static constexpr std::int64_t kCheckDeviceMs = 50;
+
+  DeviceTransport(std::unique_ptr<Transport> control, std::unique_ptr<DataChannel> channel,
+                  std::shared_ptr<ReceiveMemory> memory);
+  ~DeviceTransport() override;
+
+  // See ReceiveMemory::bind_reader.
+  void bind_reader(void* stream) { memory_->bind_reader(stream); }
+  const ReceiveMemory& memory() const { return *memory_; }
+
+  const char* name() const override { return channel_->name(); }
+  std::int32_t rank() const override { return control_->rank(); }
+  std::int32_t num_ranks() const override { return control_->num_ranks(); }
+  bool shares_address_space() const override { return false; }
+  void set_sink(MessageSink* sink) override;
+  void post_send(std::int32_t peer, OutboundMessage* message) override;
+  void post_recv(RecvTicket ticket, InboundMessage* buffer) override;
+  std::size_t progress(std::int64_t now_ns) override;
+  void abort(const Status& status) override;
+  int wait_fd() const override { return epoll_.get(); }
+
+ private:
+  struct Departure {
+    OutboundMessage* message = nullptr;
+    std::uint32_t id = 0;
+    bool is_granted = false;
+    GrantBody grant;
+    WordPoint sent;
+  };
+  struct Arrival {
+    std::int32_t peer = -1;
+    std::uint32_t id = 0;
+    std::uint64_t payload_bytes = 0;
+    InboundMessage* buffer = nullptr;
+    ReceiveSlot* slot = nullptr;
+    bool has_go = false;
+    std::uint32_t go_sequence = 0;
+    std::vector<std::uint64_t> segment_bytes;
+    WordPoint arrived;
+    Arrival* next = nullptr;
+  };
+  struct Peer {
+    std::vector<Departure> waiting;    // announced: for its grant, and to be computed
+    std::vector<Departure> departing;  // started
+    std::vector<Arrival*> opening;     // buffer there, no slot yet
+    std::vector<Arrival*> arriving;    // granted
+    std::vector<ReceiveSlot*> unsettled;  // granted when the peer was stopped
+    std::uint32_t next_id = 0;
+    std::uint32_t next_go_out = 0;
+    std::uint32_t next_go_in = 0;
+    bool said_bye = false;
+    bool is_stopped = false;
+    bool was_reported_lost = false;
+    bool has_let_go = false;
+    std::int64_t settle_until_ns = 0;
+    Status why_stopped;
+  };
+
+  void on_header(RecvTicket ticket, const MessageHeader& header,
+                 std::span<const std::byte> metadata) override;
+  void on_message(std::int32_t peer, InboundMessage* message) override;
+  void on_sent(OutboundMessage* message, const Status& status) override;
+  void on_control(std::int32_t peer, const MessageHeader& header,
+                  std::span<const std::byte> body) override;
+  void on_peer_lost(std::int32_t peer, const Status& status) override;
+
+  std::size_t take_posted();
+  void announce(OutboundMessage* message);
+  void on_announce(std::int32_t peer, const MessageHeader& outer,
+                   std::span<const std::byte> body);
+  void on_grant(std::int32_t peer, std::span<const std::byte> body);
+  void on_go(std::int32_t peer, std::span<const std::byte> body);
+  std::size_t progress_peer(std::int32_t peer_rank);
+  void open_arrivals(std::int32_t peer_rank);
+  void start_departures(std::int32_t peer_rank);
+  void start_arrivals(std::int32_t peer_rank);
+  std::size_t finish_departures(std::int32_t peer_rank);
+  std::size_t finish_arrivals(std::int32_t peer_rank);
+  std::size_t settle(std::int32_t peer_rank);
+  void stop(std::int32_t peer_rank, const Status& status);
+  void lose(std::int32_t peer_rank, const Status& status);
+  void protocol_error(std::int32_t peer_rank, const std::string& what);
+  void device_error(const std::string& what);
+  bool is_polling() const;
+  bool has_settled() const;
+  Peer& peer_of(std::int32_t rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  static void release_inbound(InboundMessage* message);
+
+  OutboundMessage* take_control(MessageType type);
+  void send_grant(std::int32_t peer, const GrantBody& grant);
+  void send_go(std::int32_t peer, const Departure& departure);
+  void free_arrival(Arrival* arrival);
+
+  MessageSink* sink_ = nullptr;
+  Descriptor epoll_;
+  Doorbell doorbell_;
+  bool may_have_slept_ = false;
+  OutboundQueue posted_;
+  PushList<Arrival> answered_;               // post_recv() has come
+  std::vector<std::unique_ptr<Arrival>> arrivals_;
+  Arrival* free_arrivals_ = nullptr;
+  std::vector<std::unique_ptr<OutboundMessage>> control_messages_;
+  OutboundMessage* free_control_ = nullptr;
+  std::vector<Peer> peers_;
+  std::int64_t next_check_ns_ = 0;
+
+  // A1: abort() stores it with release after why_aborted_; who loads it with acquire may read
+  // that one without the mutex, which only orders two aborts.
+  std::atomic<bool> is_aborted_{false};
+  bool has_ended_all_ = false;
+  std::mutex abort_mutex_;
+  Status why_aborted_;
+
+  std::shared_ptr<ReceiveMemory> memory_;
+  std::unique_ptr<DataChannel> channel_;
+  std::unique_ptr<Transport> control_;       // last: its destructor still enters this sink
+};
+
+}  // namespace rrfp

@@ -1,0 +1,63 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/check.hpp"
+#include "python/bindings.hpp"
+#include "sim/world.hpp"
+
+namespace py = pybind11;
+
+namespace rrfp::python {
+
+namespace {
+
+// Tables are indexed [kind F 0, B 1][stage][microbatch], flattened.
+sim::WorldResult simulate(std::shared_ptr<StepPlan> plan, std::vector<std::int64_t> durations_ns,
+                          std::vector<std::int64_t> latencies_ns, bool fifo_links) {
+  const std::int32_t num_stages = plan->graph().num_stages();
+  const std::int32_t num_microbatches = plan->num_microbatches();
+  const auto num_entries = static_cast<std::size_t>(2) * num_stages * num_microbatches;
+  RRFP_CHECK(durations_ns.size() == num_entries && latencies_ns.size() == num_entries,
+             "durations and latencies need one entry per kind, stage and microbatch.");
+  const auto entry = [=](const Task& task) {
+    const std::size_t kind = task.kind == TaskKind::kForward ? 0 : 1;
+    return (kind * num_stages + task.stage) * num_microbatches + task.microbatch;
+  };
+  sim::WorldOptions options;
+  options.duration_ns = [&](const Task& task) { return durations_ns[entry(task)]; };
+  options.latency_ns = [&](const Task& from, std::int32_t) { return latencies_ns[entry(from)]; };
+  options.fifo_links = fifo_links;
+  return sim::simulate(std::move(plan), options);
+}
+
+std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ranks_of(
+    const sim::WorldResult& result) {
+  std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ranks;
+  for (const auto& tasks : result.ranks) {
+    auto& rank = ranks.emplace_back();
+    for (const auto& task : tasks) rank.emplace_back(to_text(task.task), task.start_ns, task.end_ns);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void bind_simulation(py::module_& module) {
+  py::class_<sim::WorldResult>(module, "WorldResult", "A step in virtual time.")
+      .def_readonly("finished", &sim::WorldResult::finished)
+      .def_readonly("makespan_ns", &sim::WorldResult::makespan_ns)
+      .def_property_readonly("ranks", &ranks_of, "Per rank (text, start_ns, end_ns), as run.")
+      .def_readonly("peak_units", &sim::WorldResult::peak_units)
+      .def_readonly("messages", &sim::WorldResult::messages)
+      .def_readonly("overtakes", &sim::WorldResult::overtakes);
+  module.def("simulate", &simulate, py::arg("plan"), py::arg("durations_ns"),
+             py::arg("latencies_ns"), py::arg("fifo_links"),
+             py::call_guard<py::gil_scoped_release>(), "Runs the plan on a virtual clock.");
+}
+
+}  // namespace rrfp::python

@@ -1,0 +1,84 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.hpp"
+#include "comm/local_transport.hpp"
+#include "comm/socket_transport.hpp"
+#include "python/bindings.hpp"
+#include "python/runtime_handle.hpp"
+#include "python/status_error.hpp"
+
+namespace py = pybind11;
+
+namespace rrfp::python {
+
+namespace {
+
+std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num_ranks,
+                                                                std::uint64_t run) {
+  RuntimeOptions options;
+  options.run = run;
+  std::vector<std::unique_ptr<RuntimeHandle>> runtimes;
+  for (auto& transport : make_local_transports(num_ranks)) {
+    runtimes.push_back(std::make_unique<RuntimeHandle>(std::move(transport), options));
+  }
+  return runtimes;
+}
+
+// Called from connect_sockets() on the thread that came from Python. A signal's exception stays
+// set in that thread's state and is raised when the set-up has ended.
+bool signal_arrived() {
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+std::unique_ptr<RuntimeHandle> connect(SocketListener& listener, std::int32_t rank,
+                                       std::vector<std::string> addresses,
+                                       const std::string& token, std::uint64_t run,
+                                       std::int64_t timeout_ms, std::int64_t heartbeat_ms,
+                                       std::int64_t peer_timeout_ms) {
+  SocketSetup setup;
+  RRFP_CHECK(token.size() == setup.token.size(), "the run token must have 32 bytes.");
+  std::transform(token.begin(), token.end(), setup.token.begin(),
+                 [](char c) { return static_cast<std::byte>(c); });
+  setup.rank = rank;
+  setup.addresses = std::move(addresses);
+  setup.run = run;
+  setup.timeout_ms = timeout_ms;
+  setup.interrupted = &signal_arrived;
+  Status status;
+  std::unique_ptr<Transport> transport;
+  {
+    py::gil_scoped_release nogil;
+    transport = connect_sockets(listener, setup, &status);
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (transport == nullptr) throw StatusError(status);
+  return std::make_unique<RuntimeHandle>(std::move(transport),
+                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms});
+}
+
+void set_spin_us(std::int64_t spin_us) { ProgressThread::instance().set_spin_us(spin_us); }
+
+}  // namespace
+
+void bind_transport(py::module_& module) {
+  module.def("make_local_runtimes", &make_local_runtimes, py::arg("num_ranks"), py::arg("run"),
+             "Ranks that are threads of this process.");
+  py::class_<SocketListener>(module, "SocketListener", "Where peers of this rank connect to.")
+      .def(py::init<>())
+      .def_property_readonly("address", &SocketListener::address);
+  module.def("connect", &connect, py::arg("listener"), py::arg("rank"), py::arg("addresses"),
+             py::arg("token"), py::arg("run"), py::arg("timeout_ms"), py::arg("heartbeat_ms"),
+             py::arg("peer_timeout_ms"),
+             "Joins the ranks at `addresses`; waits without the GIL. Raises StatusError.");
+  module.def("set_spin_us", &set_spin_us, py::arg("spin_us"),
+             "How long the progress thread spins before it sleeps.");
+}
+
+}  // namespace rrfp::python

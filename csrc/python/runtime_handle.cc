@@ -1,0 +1,211 @@
+#include "python/runtime_handle.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "python/inbound.hpp"
+#include "python/status_error.hpp"
+
+namespace py = pybind11;
+
+namespace rrfp::python {
+
+namespace {
+
+// The reference a message carried, if any, as an object that drops it.
+py::object take_reference(void*& slot) {
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(std::exchange(slot, nullptr)));
+}
+
+std::uint64_t padded(std::uint64_t bytes) {
+  return (bytes + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
+}
+
+}  // namespace
+
+RuntimeHandle::RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options)
+    : runtime_(std::make_unique<RankRuntime>(std::move(transport), options)) {}
+
+RuntimeHandle::~RuntimeHandle() {
+  drain();
+  drop_sent();
+  {
+    py::gil_scoped_release nogil;  // leaving the progress thread may wait for it
+    runtime_.reset();
+  }
+  while (spare_ != nullptr) delete std::exchange(spare_, spare_->next);
+}
+
+void RuntimeHandle::begin_step(std::shared_ptr<StepPlan> plan, std::uint32_t step,
+                               std::int64_t stall_timeout_ms) {
+  runtime_->begin_step(std::move(plan), step, stall_timeout_ms);
+}
+
+template <class Attempt>
+bool RuntimeHandle::wait_in_slices(std::int64_t timeout_ms, Attempt attempt) {
+  // The first look keeps the GIL: giving it up costs more than most tasks' whole overhead.
+  if (attempt(0)) return true;
+  const std::int64_t end_ns = steady_now_ns() + timeout_ms * 1000000;
+  while (true) {
+    const std::int64_t left_ms = (end_ns - steady_now_ns() + 999999) / 1000000;
+    if (left_ms <= 0) return false;
+    bool done = false;
+    {
+      py::gil_scoped_release nogil;
+      done = attempt(std::min(left_ms, kSliceMs));
+    }
+    drop_sent();
+    if (done) return true;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+std::int32_t RuntimeHandle::claim(std::int64_t timeout_ms) {
+  drop_sent();
+  ClaimResult result;
+  const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    result = runtime_->claim(slice_ms);
+    return result.outcome != ClaimOutcome::kTimeout;
+  });
+  if (!decided) return kClaimedNothing;
+  if (result.outcome == ClaimOutcome::kAborted) throw StatusError(runtime_->status());
+  return result.outcome == ClaimOutcome::kDone ? kAllClaimed : result.local;
+}
+
+py::list RuntimeHandle::take_inputs(std::int32_t local) {
+  py::list inputs;
+  for (InboundMessage* message : runtime_->take_inputs(local)) {
+    if (message == nullptr) {
+      inputs.append(py::none());
+    } else if (message->attachment != nullptr) {
+      inputs.append(take_reference(message->attachment));
+      RankRuntime::release(message);
+    } else {
+      inputs.append(std::make_unique<Inbound>(message));
+    }
+  }
+  return inputs;
+}
+
+OutboundMessage* RuntimeHandle::take_spare() {
+  if (spare_ == nullptr) return new OutboundMessage;
+  OutboundMessage* message = std::exchange(spare_, spare_->next);
+  message->header = {};
+  message->metadata.clear();
+  message->segments.clear();
+  message->next = nullptr;
+  return message;
+}
+
+void RuntimeHandle::drop_sent() {
+  OutboundMessage* message = runtime_->take_sent();
+  while (message != nullptr) {
+    OutboundMessage* next = message->next;
+    take_reference(message->owner);
+    take_reference(message->attachment);  // still here: it was never delivered
+    message->next = spare_;
+    spare_ = message;
+    message = next;
+  }
+}
+
+void RuntimeHandle::post_object(std::int32_t local, std::int32_t target_stage,
+                                py::object object) {
+  OutboundMessage* message = take_spare();
+  message->attachment = object.release().ptr();
+  runtime_->post_output(local, target_stage, message);
+}
+
+void RuntimeHandle::post_tensors(
+    std::int32_t local, std::int32_t target_stage, py::bytes metadata,
+    const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& segments, py::object owner) {
+  OutboundMessage* message = take_spare();
+  const std::string_view bytes = metadata;
+  const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
+  message->metadata.assign(first, first + bytes.size());
+  message->header.metadata_bytes = static_cast<std::uint32_t>(bytes.size());
+  message->header.num_tensors = static_cast<std::uint32_t>(segments.size());
+  for (const auto& [address, size] : segments) {
+    message->segments.push_back({reinterpret_cast<const std::byte*>(address), size});
+    message->header.payload_bytes += padded(size);
+  }
+  message->owner = owner.release().ptr();
+  runtime_->post_output(local, target_stage, message);
+}
+
+void RuntimeHandle::retire(std::int32_t local) { runtime_->retire(local); }
+
+bool RuntimeHandle::wait_sends(std::int64_t timeout_ms) {
+  const bool all_sent = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    return runtime_->wait_sends(slice_ms) || !runtime_->status().ok();
+  });
+  if (!runtime_->status().ok()) throw StatusError(runtime_->status());
+  drop_sent();
+  return all_sent;
+}
+
+StepTimes RuntimeHandle::end_step() { return runtime_->end_step(); }
+
+std::vector<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int32_t>>
+RuntimeHandle::records() const {
+  const StepEngine& engine = runtime_->engine();
+  std::vector<std::int32_t> locals(engine.table().num_tasks());
+  std::iota(locals.begin(), locals.end(), 0);
+  std::sort(locals.begin(), locals.end(), [&](std::int32_t a, std::int32_t b) {
+    return engine.record(a).claimed_ns < engine.record(b).claimed_ns;
+  });
+  std::vector<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int32_t>>
+      result;
+  result.reserve(locals.size());
+  for (std::int32_t local : locals) {
+    const TaskRecord& record = engine.record(local);
+    result.emplace_back(to_text(engine.table().task(local)), record.ready_ns, record.claimed_ns,
+                        record.retired_ns, record.overtaken);
+  }
+  return result;
+}
+
+std::int32_t RuntimeHandle::peak_units() const { return runtime_->engine().arbiter().peak_units(); }
+
+void RuntimeHandle::send_control(std::int32_t peer, const std::string& body) {
+  const auto* first = reinterpret_cast<const std::byte*>(body.data());
+  runtime_->send_control(peer, std::vector<std::byte>(first, first + body.size()));
+}
+
+py::object RuntimeHandle::recv_control(std::int32_t peer, std::int64_t timeout_ms) {
+  std::optional<std::vector<std::byte>> body;
+  const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    body = runtime_->recv_control(peer, slice_ms);
+    return body.has_value() || !runtime_->status().ok();
+  });
+  if (body) return py::bytes(reinterpret_cast<const char*>(body->data()), body->size());
+  if (decided) throw StatusError(runtime_->status());
+  return py::none();
+}
+
+void RuntimeHandle::abort(StatusCode code, std::int32_t origin_rank, const std::string& message,
+                          bool tell_peers) {
+  runtime_->abort(Status{code, origin_rank, message}, tell_peers);
+}
+
+Status RuntimeHandle::status() const { return runtime_->status(); }
+
+void RuntimeHandle::close(std::int64_t timeout_ms) {
+  {
+    py::gil_scoped_release nogil;
+    runtime_->close(timeout_ms);
+  }
+  drain();
+  drop_sent();
+}
+
+void RuntimeHandle::drain() {
+  for (InboundMessage* message : runtime_->drain()) {
+    take_reference(message->attachment);
+    RankRuntime::release(message);
+  }
+}
+
+}  // namespace rrfp::python

@@ -1,0 +1,77 @@
+// RuntimeHandle: a RankRuntime as Python holds it. Adds what only the Python side knows:
+// waiting without the GIL in slices that look for signals, and references to Python objects
+// (owners of sent tensors, attachments) that are dropped on the worker, under the GIL.
+//
+// Threads  abort() and status(): any. Everything else: the rank's worker, under the GIL.
+// Waits    claim(), recv_control() and wait_sends() release the GIL while they wait, for
+//          kSliceMs at most; then signals are looked for (they reach the main thread only).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/rank_runtime.hpp"
+
+namespace rrfp::python {
+
+class RuntimeHandle {
+ public:
+  static constexpr std::int64_t kSliceMs = 100;
+  static constexpr std::int32_t kClaimedNothing = -1;  // time-out
+  static constexpr std::int32_t kAllClaimed = -2;      // every task of the step has run
+
+  RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options);
+  ~RuntimeHandle();
+
+  std::int32_t rank() const { return runtime_->rank(); }
+  std::int32_t num_ranks() const { return runtime_->num_ranks(); }
+  std::string transport_name() const { return runtime_->transport().name(); }
+  bool shares_address_space() const { return runtime_->transport().shares_address_space(); }
+
+  void begin_step(std::shared_ptr<StepPlan> plan, std::uint32_t step,
+                  std::int64_t stall_timeout_ms);
+  std::int32_t claim(std::int64_t timeout_ms);
+  // Per input of the task: None, the object that was attached, or an Inbound.
+  pybind11::list take_inputs(std::int32_t local);
+  void post_object(std::int32_t local, std::int32_t target_stage, pybind11::object object);
+  // `segments`: (address, bytes); `owner` keeps them alive until they are sent.
+  void post_tensors(std::int32_t local, std::int32_t target_stage, pybind11::bytes metadata,
+                    const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& segments,
+                    pybind11::object owner);
+  void retire(std::int32_t local);
+  bool wait_sends(std::int64_t timeout_ms);
+  StepTimes end_step();
+  // Of the step that ended last: (text, ready, claimed, retired in ns, overtaken), as claimed.
+  std::vector<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int32_t>>
+  records() const;
+  std::int32_t peak_units() const;
+
+  void send_control(std::int32_t peer, const std::string& body);
+  pybind11::object recv_control(std::int32_t peer, std::int64_t timeout_ms);
+
+  void abort(StatusCode code, std::int32_t origin_rank, const std::string& message,
+             bool tell_peers);
+  Status status() const;
+  std::string describe() const { return runtime_->describe(); }
+  void close(std::int64_t timeout_ms);
+  // Drops every message that no task took.
+  void drain();
+
+ private:
+  OutboundMessage* take_spare();
+  void drop_sent();
+  // Calls `attempt(timeout_ms)` until it answers true; false at the time-out.
+  template <class Attempt>
+  bool wait_in_slices(std::int64_t timeout_ms, Attempt attempt);
+
+  std::unique_ptr<RankRuntime> runtime_;
+  OutboundMessage* spare_ = nullptr;  // messages that may be used again
+};
+
+}  // namespace rrfp::python

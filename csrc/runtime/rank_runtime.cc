@@ -1,0 +1,262 @@
+// The worker's side of RankRuntime: steps, claims, outputs. The sink's side is in
+// rank_runtime_sink.cc, failure and the end in rank_runtime_end.cc.
+#include "runtime/rank_runtime.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/clock.hpp"
+#include "comm/fork_guard.hpp"
+
+namespace rrfp {
+
+namespace {
+
+constexpr std::int64_t kNsPerMs = 1000000;
+// An idle worker looks at what it waits for this often, so that others can be told.
+constexpr std::int64_t kReportNs = 50 * kNsPerMs;
+
+}  // namespace
+
+RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options)
+    : options_(options),
+      transport_(std::move(transport)),
+      heartbeats_(transport_->num_ranks()),
+      mailbox_(transport_->num_ranks()),
+      watch_(transport_->rank(), transport_->num_ranks(), options.peer_timeout_ms,
+             steady_now_ns()) {
+  board_.set(Activity::kOutside, steady_now_ns());
+  transport_->set_sink(this);
+  if (transport_->wait_fd() >= 0) join_progress_thread();
+}
+
+void RankRuntime::join_progress_thread() {
+  RRFP_CHECK(!process_was_forked(),
+             "this process was forked from one that uses this pipeline; it works in the parent "
+             "only. Build a pipeline of its own in a process that was started with spawn");
+  if (has_joined_ || is_closed_) return;
+  ProgressThread::instance().add(this);
+  has_joined_ = true;
+}
+
+void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t step,
+                             std::int64_t stall_timeout_ms) {
+  RRFP_CHECK(!is_closed_, "rank " + std::to_string(rank()) + " has closed its pipeline");
+  RRFP_CHECK(plan->graph().num_ranks() == num_ranks(),
+             "the plan is for " + std::to_string(plan->graph().num_ranks()) +
+                 " ranks, but the transport joins " + std::to_string(num_ranks()));
+  join_progress_thread();
+  board_.set_step(step);
+  const std::int64_t now_ns = steady_now_ns();
+  board_.set(Activity::kRunning, now_ns);
+  clock_.begin(now_ns);
+  swap_step(std::make_unique<Step>(std::move(plan), rank(), step, stall_timeout_ms));
+}
+
+void RankRuntime::hide_step() {
+  current_.store(nullptr, std::memory_order_seq_cst);  // G1
+  // Bounded by the deliveries that are under way: sinks do not block.
+  while (readers_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();  // G1, G2
+}
+
+void RankRuntime::swap_step(std::unique_ptr<Step> next) {
+  hide_step();
+  std::vector<InboundMessage*> early;
+  {
+    std::lock_guard lock(aside_mutex_);
+    if (step_) {
+      for (void* payload : step_->engine.drain()) {
+        leftover_.push_back(static_cast<InboundMessage*>(payload));
+      }
+    }
+    step_ = std::move(next);
+    early.swap(early_);
+    current_.store(step_.get(), std::memory_order_seq_cst);  // G1
+  }
+  for (InboundMessage* message : early) route(message);
+}
+
+const StepEngine& RankRuntime::engine() const {
+  RRFP_INVARIANT(step_ != nullptr, "asked for the engine before the first step");
+  return step_->engine;
+}
+
+ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
+  RRFP_INVARIANT(step_ != nullptr, "claim() before begin_step()");
+  std::int64_t deadline_ns = 0;
+  while (true) {
+    const std::uint32_t ticket = wake_.prepare();
+    if (is_aborted()) return {ClaimOutcome::kAborted, -1};
+    const std::int64_t now_ns = steady_now_ns();
+    const Choice choice = step_->engine.claim(now_ns);
+    if (choice.local >= 0) {
+      clock_.claimed(now_ns);
+      board_.set_running(step_->engine.table().task(choice.local), now_ns);
+      return {ClaimOutcome::kTask, choice.local};
+    }
+    if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
+    blocked(choice, now_ns);
+    if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
+    if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1};
+    sleep(ticket, std::min(deadline_ns - now_ns, kReportNs));
+  }
+}
+
+// Nothing can run: books the time, and says what is missing once the wait is not a short one.
+void RankRuntime::blocked(const Choice& choice, std::int64_t now_ns) {
+  clock_.blocked(choice.blocked, now_ns);
+  if (board_.activity() != Activity::kWaiting) {
+    board_.set(Activity::kWaiting, now_ns);
+    return;
+  }
+  if (now_ns - board_.since_ns() < kReportNs / 2) return;
+  const auto missing = step_->engine.missing(1);
+  if (missing.empty()) return;
+  const auto& [task, source_stage] = missing.front();
+  board_.set_missing(choice.blocked, task, source_stage,
+                     source_stage < 0 ? -1 : step_->engine.plan().graph().rank_of(source_stage));
+}
+
+void RankRuntime::sleep(std::uint32_t ticket, std::int64_t timeout_ns) {
+  if (options_.spin_us > 0) {
+    const std::int64_t end_ns = steady_now_ns() + std::min(timeout_ns, options_.spin_us * 1000);
+    do {
+      if (wake_.prepare() != ticket) return;
+    } while (steady_now_ns() < end_ns);
+  }
+  wake_.wait(ticket, timeout_ns);
+}
+
+std::vector<InboundMessage*> RankRuntime::take_inputs(std::int32_t local) {
+  std::vector<InboundMessage*> inputs;
+  for (void* payload : step_->engine.take_inputs(local)) {
+    inputs.push_back(static_cast<InboundMessage*>(payload));
+  }
+  return inputs;
+}
+
+void RankRuntime::post_output(std::int32_t local, std::int32_t target_stage,
+                              OutboundMessage* message) {
+  const StepEngine& engine = step_->engine;
+  const Task task = engine.table().task(local);
+  const auto& targets = engine.plan().graph().targets_of(task);
+  RRFP_INVARIANT(std::find(targets.begin(), targets.end(), target_stage) != targets.end(),
+                 to_text(task) + " has an output for stage " + std::to_string(target_stage) +
+                     ", which does not wait for it");
+  const std::int32_t peer = engine.plan().graph().rank_of(target_stage);
+  RRFP_INVARIANT(message->attachment == nullptr || peer == rank() ||
+                     transport_->shares_address_space(),
+                 "an attachment cannot leave the process");
+  MessageHeader& header = message->header;
+  header.type = MessageType::kData;
+  header.run = options_.run;
+  header.step = step_->number;
+  header.source_rank = rank();
+  header.source_stage = task.stage;
+  header.target_stage = target_stage;
+  header.microbatch = task.microbatch;
+  header.kind = task.kind;
+  if (peer == rank()) {
+    deliver_here(message);
+  } else {
+    post(peer, message);
+  }
+}
+
+// Both stages are this rank's: no transport, the rest is the same.
+void RankRuntime::deliver_here(OutboundMessage* message) {
+  const std::uint64_t payload_bytes = total_payload_bytes(*message);
+  message->header.payload_bytes = payload_bytes;
+  message->header.metadata_bytes = static_cast<std::uint32_t>(message->metadata.size());
+  InboundMessage* inbound = pool_.acquire(payload_bytes);
+  outstanding_.fetch_add(1, std::memory_order_relaxed);  // G3: the same thread lowers it
+  if (inbound == nullptr) {
+    abort({StatusCode::kStageFailed, rank(),
+           "rank " + std::to_string(rank()) + " has no memory for a message of " +
+               std::to_string(payload_bytes) + " bytes between its own stages"});
+  } else {
+    inbound->header = message->header;
+    inbound->metadata = message->metadata;
+    inbound->attachment = std::exchange(message->attachment, nullptr);
+    copy_segments(*message, inbound->payload);
+    deliver(*step_, inbound);
+  }
+  give_back(message);
+}
+
+void RankRuntime::post(std::int32_t peer, OutboundMessage* message) {
+  outstanding_.fetch_add(1, std::memory_order_relaxed);  // G3: raised before it can be lowered
+  transport_->post_send(peer, message);
+}
+
+void RankRuntime::retire(std::int32_t local) {
+  const std::int64_t now_ns = steady_now_ns();
+  step_->engine.retire(local, now_ns);
+  clock_.retired(now_ns);
+  board_.add_retired();
+  board_.set(Activity::kRunning, now_ns);
+}
+
+bool RankRuntime::wait_sends(std::int64_t timeout_ms) {
+  return wait_outstanding(steady_now_ns() + timeout_ms * kNsPerMs, true) && !is_aborted();
+}
+
+bool RankRuntime::wait_outstanding(std::int64_t until_ns, bool ends_on_abort) {
+  while (true) {
+    const std::uint32_t ticket = sends_.prepare();
+    if (outstanding_.load(std::memory_order_acquire) == 0) return true;  // G3
+    const std::int64_t left_ns = until_ns - steady_now_ns();
+    if (left_ns <= 0 || (ends_on_abort && is_aborted())) return false;
+    sends_.wait(ticket, left_ns);
+  }
+}
+
+StepTimes RankRuntime::end_step() {
+  const std::int64_t now_ns = steady_now_ns();
+  step_->is_over.store(true, std::memory_order_relaxed);  // what comes later is late either way
+  board_.set(Activity::kOutside, now_ns);
+  return clock_.end(now_ns);
+}
+
+void RankRuntime::send_control(std::int32_t peer, std::vector<std::byte> body) {
+  RRFP_CHECK(body.size() <= kMaxMetadataBytes,
+             "a control message has " + std::to_string(body.size()) + " bytes; the most is " +
+                 std::to_string(kMaxMetadataBytes));
+  join_progress_thread();
+  if (peer == rank()) {
+    mailbox_.put(peer, std::move(body));
+    return;
+  }
+  OutboundMessage* message = make_message(MessageType::kControl);
+  message->metadata = std::move(body);
+  post(peer, message);
+}
+
+std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t peer,
+                                                                std::int64_t timeout_ms) {
+  join_progress_thread();
+  const bool is_inside = step_ != nullptr && !step_->is_over.load(std::memory_order_relaxed);
+  if (!is_inside && board_.activity() != Activity::kEntering) {
+    board_.set(Activity::kEntering, steady_now_ns());
+  }
+  const std::int64_t until_ns = steady_now_ns() + timeout_ms * kNsPerMs;
+  while (true) {
+    const std::uint32_t ticket = wake_.prepare();
+    if (is_aborted()) return std::nullopt;
+    if (auto body = mailbox_.take(peer)) return body;
+    if (watch_.has_left(peer)) {
+      abort({StatusCode::kClosed, peer,
+             "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
+                 std::to_string(rank()) + " waits for its word on the coming step. Call every "
+                 "rank of the pipeline the same number of times"});
+      return std::nullopt;
+    }
+    const std::int64_t left_ns = until_ns - steady_now_ns();
+    if (left_ns <= 0) return std::nullopt;
+    wake_.wait(ticket, left_ns);
+  }
+}
+
+}  // namespace rrfp

@@ -1,0 +1,169 @@
+#include "runtime/step_engine.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace rrfp {
+
+namespace {
+
+std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& microbatch_order) {
+  std::vector<std::int32_t> place(microbatch_order.size());
+  for (std::size_t at = 0; at < microbatch_order.size(); ++at) {
+    place[microbatch_order[at]] = static_cast<std::int32_t>(at);
+  }
+  return place;
+}
+
+}  // namespace
+
+StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank)
+    : plan_(std::move(plan)),
+      rank_(rank),
+      arbiter_(plan_->table(rank), plan_->hint_order(rank), plan_->arbiter_options(rank),
+               places_of(plan_->microbatch_order())),
+      tasks_(table().num_tasks()),
+      records_(table().num_tasks()) {
+  std::int32_t num_slots = 0;
+  for (std::int32_t local = 0; local < table().num_tasks(); ++local) {
+    TaskState& state = tasks_[local];
+    const Task task = table().task(local);
+    state.first_slot = num_slots;
+    state.num_slots =
+        own_bits(task.kind) + static_cast<std::int32_t>(senders_of(task).size());
+    if (state.num_slots == 0) {
+      arbiter_.arrive(local);
+    } else {
+      state.wanted = ~std::uint64_t{0} >> (64 - state.num_slots);
+    }
+    num_slots += state.num_slots;
+  }
+  slots_.assign(num_slots, nullptr);
+}
+
+const std::vector<std::int32_t>& StepEngine::senders_of(const Task& task) const {
+  switch (task.kind) {
+    case TaskKind::kForward: return plan_->graph().sources_of(task.stage);
+    case TaskKind::kBackward:
+    case TaskKind::kInputGrad: return plan_->graph().consumers_of(task.stage);
+    case TaskKind::kWeightGrad: break;
+  }
+  return none_;
+}
+
+Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void* payload,
+                             std::int64_t now_ns) {
+  const std::int32_t local = table().local(target);
+  if (local < 0) return Delivery::kUnknown;
+  const auto& senders = senders_of(target);
+  const auto sender = std::find(senders.begin(), senders.end(), source_stage);
+  if (sender == senders.end()) return Delivery::kUnknown;
+  const auto index = static_cast<std::int32_t>(sender - senders.begin());
+  return set_bit(local, own_bits(target.kind) + index, payload, now_ns);
+}
+
+Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, void* payload,
+                             std::int64_t now_ns) {
+  TaskState& state = tasks_[local];
+  const std::uint64_t mask = std::uint64_t{1} << bit;
+  if (state.arrived.load(std::memory_order_relaxed) & mask) return Delivery::kDuplicate;  // S2
+  slots_[state.first_slot + bit] = payload;
+  const std::uint64_t before = state.arrived.fetch_or(mask, std::memory_order_acq_rel);  // S1
+  RRFP_INVARIANT((before & mask) == 0, "two threads delivered one input of " +
+                                           to_text(table().task(local)) + " at once");
+  if ((before | mask) != state.wanted) return Delivery::kWaiting;
+  records_[local].ready_ns = now_ns;
+  RRFP_INVARIANT(arbiter_.arrive(local), to_text(table().task(local)) + " arrived twice");
+  return Delivery::kReady;
+}
+
+Choice StepEngine::claim(std::int64_t now_ns) {
+  const Choice choice = arbiter_.select();
+  if (choice.local < 0) return choice;
+  arbiter_.commit(choice);
+  tasks_[choice.local].is_claimed = true;
+  records_[choice.local].claimed_ns = now_ns;
+  records_[choice.local].overtaken = choice.overtaken;
+  return choice;
+}
+
+std::vector<void*> StepEngine::take_inputs(std::int32_t local) {
+  const TaskState& state = tasks_.at(local);
+  RRFP_INVARIANT(state.is_claimed,
+                 "inputs of " + to_text(table().task(local)) + " taken before its claim");
+  const auto first = slots_.begin() + state.first_slot;
+  std::vector<void*> inputs(first, first + state.num_slots);
+  std::fill(first, first + state.num_slots, nullptr);
+  return inputs;
+}
+
+void StepEngine::retire(std::int32_t local, std::int64_t now_ns) {
+  TaskRecord& record = records_.at(local);
+  const Task task = table().task(local);
+  RRFP_INVARIANT(tasks_[local].is_claimed, to_text(task) + " was retired but never claimed");
+  RRFP_INVARIANT(!tasks_[local].is_retired, to_text(task) + " was retired twice");
+  tasks_[local].is_retired = true;
+  record.retired_ns = now_ns;
+  ++num_retired_;
+  release_dependents(task, now_ns);
+}
+
+// The "own F" and "own I" bits; kinds that this step does not have are not in the table.
+void StepEngine::release_dependents(const Task& task, std::int64_t now_ns) {
+  const auto release = [&](TaskKind kind) {
+    const std::int32_t local = table().local({task.stage, kind, task.microbatch});
+    if (local >= 0) set_bit(local, 0, nullptr, now_ns);
+  };
+  if (task.kind == TaskKind::kForward) {
+    release(TaskKind::kBackward);
+    release(TaskKind::kInputGrad);
+  } else if (task.kind == TaskKind::kInputGrad) {
+    release(TaskKind::kWeightGrad);
+  }
+}
+
+StepEngine::Missing StepEngine::missing_of(std::int32_t local) const {
+  const Task task = table().task(local);
+  const auto& senders = senders_of(task);
+  const std::uint64_t arrived = tasks_[local].arrived.load(std::memory_order_relaxed);  // S3
+  for (std::size_t i = 0; i < senders.size(); ++i) {
+    if (!(arrived >> (own_bits(task.kind) + i) & 1)) return {task, senders[i]};
+  }
+  return {task, -1};
+}
+
+std::vector<StepEngine::Missing> StepEngine::missing(std::size_t at_most) const {
+  std::vector<Missing> missing;
+  const HintOrder& order = plan_->hint_order(rank_);
+  for (std::int32_t at = arbiter_.first_unclaimed_position();
+       at < order.num_tasks() && missing.size() < at_most; ++at) {
+    const std::int32_t local = order.local_at(at);
+    if (!tasks_[local].is_claimed) missing.push_back(missing_of(local));
+  }
+  return missing;
+}
+
+bool StepEngine::needs(std::int32_t other_rank) const {
+  for (std::int32_t local = 0; local < table().num_tasks(); ++local) {
+    const Task task = table().task(local);
+    const auto& senders = senders_of(task);
+    const std::uint64_t arrived = tasks_[local].arrived.load(std::memory_order_relaxed);  // S3
+    for (std::size_t i = 0; i < senders.size(); ++i) {
+      const bool has_come = arrived >> (own_bits(task.kind) + i) & 1;
+      if (!has_come && plan_->graph().rank_of(senders[i]) == other_rank) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<void*> StepEngine::drain() {
+  std::vector<void*> payloads;
+  for (void*& slot : slots_) {
+    if (slot != nullptr) payloads.push_back(slot);
+    slot = nullptr;
+  }
+  return payloads;
+}
+
+}  // namespace rrfp

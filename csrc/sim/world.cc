@@ -1,0 +1,64 @@
+#include "sim/world.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace rrfp::sim {
+
+namespace {
+
+// The links between ranks: when each message arrives, and what that did to their order.
+class Network {
+ public:
+  Network(const StageGraph& graph, const WorldOptions& options, WorldResult& result)
+      : graph_(graph),
+        options_(options),
+        result_(result),
+        latest_arrival_ns_(static_cast<std::size_t>(graph.num_ranks()) * graph.num_ranks(), 0) {}
+
+  std::int64_t arrival_ns(const Task& from, std::int32_t target_stage, std::int64_t now_ns) {
+    const std::int64_t latency_ns = options_.latency_ns(from, target_stage);
+    RRFP_CHECK(latency_ns >= 0, "the message of " + to_text(from) + " to stage " +
+                                    std::to_string(target_stage) + " would take a negative time");
+    std::int64_t& latest_ns = latest_arrival_ns_[graph_.rank_of(from.stage) * graph_.num_ranks() +
+                                                 graph_.rank_of(target_stage)];
+    std::int64_t at_ns = now_ns + latency_ns;
+    if (options_.fifo_links) at_ns = std::max(at_ns, latest_ns);
+    ++result_.messages;
+    if (at_ns < latest_ns) ++result_.reordered;
+    latest_ns = std::max(latest_ns, at_ns);
+    return at_ns;
+  }
+
+ private:
+  const StageGraph& graph_;
+  const WorldOptions& options_;
+  WorldResult& result_;
+  std::vector<std::int64_t> latest_arrival_ns_;  // by directed pair of ranks
+};
+
+}  // namespace
+
+WorldResult simulate(std::shared_ptr<const StepPlan> plan, const WorldOptions& options) {
+  WorldResult result;
+  Network network(plan->graph(), options, result);
+  VirtualModel model;
+  model.duration_ns = options.duration_ns;
+  model.arrival_ns = [&](const Task& from, std::int32_t target_stage, std::int64_t now_ns) {
+    return network.arrival_ns(from, target_stage, now_ns);
+  };
+  model.on_choice = [&](std::int32_t, const Choice& choice) {
+    if (choice.blocked == Blocked::kLimit) ++result.limit_hits;
+    if (choice.blocked == Blocked::kSlack) ++result.slack_hits;
+    if (choice.overtaken > 0) ++result.overtakes;
+  };
+  VirtualOutcome outcome = run_virtually(std::move(plan), model);
+  result.finished = outcome.finished;
+  result.makespan_ns = outcome.makespan_ns;
+  result.ranks = std::move(outcome.ranks);
+  result.peak_units = std::move(outcome.peak_units);
+  return result;
+}
+
+}  // namespace rrfp::sim

@@ -1,0 +1,47 @@
+"""rrfp: pipeline-parallel training in which the schedule only ranks what is ready.
+
+``run_pipeline`` runs one training step; ``Pipeline`` is the same as an object. ``simulate``
+runs the same decisions on a virtual clock.
+"""
+
+from rrfp.build_info import build_info
+from rrfp.errors import (
+    ClosedError,
+    DeviceError,
+    InterruptedStepError,
+    PeerLostError,
+    ProtocolError,
+    RankTimeoutError,
+    RrfpError,
+    StageError,
+    StallError,
+)
+from rrfp.pipeline import Pipeline, run_pipeline
+from rrfp.report import RankReport, StepReport, StepResult
+from rrfp.simulation import SimulatedStep, simulate
+from rrfp.tasks import Task, TaskKind, parse_task
+
+__all__ = [
+    "ClosedError",
+    "DeviceError",
+    "InterruptedStepError",
+    "PeerLostError",
+    "Pipeline",
+    "ProtocolError",
+    "RankReport",
+    "RankTimeoutError",
+    "RrfpError",
+    "SimulatedStep",
+    "StageError",
+    "StallError",
+    "StepReport",
+    "StepResult",
+    "Task",
+    "TaskKind",
+    "build_info",
+    "parse_task",
+    "run_pipeline",
+    "simulate",
+]
+
+__version__ = build_info()["version"]

@@ -1,0 +1,206 @@
+"""What the ranks of a step agree on: one decision out of every rank's view."""
+
+import re
+from dataclasses import dataclass
+
+from rrfp import _C
+from rrfp.arguments import _is_int
+
+_BY_NAME = re.compile(r"1f1b(?:\+(\d+))?$")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The same on every rank.
+
+    Attributes:
+        microbatch_order: Microbatches by place; empty for the caller's order.
+        limits: Units per rank; empty for the hint's default.
+        weights: Per microbatch, what its loss counts.
+    """
+
+    num_microbatches: int
+    hint: str
+    order: tuple
+    slack: int
+    limits: tuple
+    microbatch_order: tuple
+    weights: tuple
+    forward_only: bool
+
+    def plan(self, layout):
+        """The plan of the step.
+
+        Raises:
+            ValueError: An order or limit that cannot be run, by name.
+        """
+        return _C.StepPlan(
+            layout.graph(),
+            self.num_microbatches,
+            list(self.microbatch_order),
+            self.hint,
+            list(self.order),
+            self.slack,
+            list(self.limits),
+            self.forward_only,
+        )
+
+
+def decide(request, views, layout):
+    """The decision for a step. ``views[r]`` is rank r's view, or one view of all ranks.
+
+    ``request`` is the deciding rank's own, whose options the views are known to share.
+
+    Raises:
+        ValueError: Ranks disagree, or a length, limit or order is wrong; names the values.
+    """
+    _check_same_options(views)
+    num_microbatches = _agree_on_microbatches(views, layout)
+    costs = _agree_on_costs(views)
+    return Decision(
+        num_microbatches=num_microbatches,
+        hint=request.hint,
+        order=tuple(request.order),
+        slack=request.slack,
+        limits=_limits(request.max_in_flight, layout),
+        microbatch_order=_microbatch_order(request, costs, num_microbatches),
+        weights=_weights(request.loss_reduction, num_microbatches),
+        forward_only=request.forward_only,
+    )
+
+
+def _check_same_options(views):
+    for name, value in views[0]["options"].items():
+        for rank, view in enumerate(views[1:], start=1):
+            if view["options"][name] != value:
+                raise ValueError(
+                    f"the ranks disagree on {name}: rank 0 has {value!r}, rank {rank} has "
+                    f"{view['options'][name]!r}. Pass the same value on every rank."
+                )
+
+
+def _agree_on_microbatches(views, layout):
+    holders = [rank for rank, view in enumerate(views) if "microbatches" in view["lengths"]]
+    source = 0 if len(views) == 1 else layout.source_rank
+    if not holders:
+        raise ValueError(
+            f"microbatches is None on every rank; pass it on rank {source}, which owns stage 0."
+        )
+    for rank in holders:
+        if rank != source:
+            also = f" as well as on rank {source}" if source in holders else ""
+            raise ValueError(
+                f"microbatches is given on rank {rank}{also}; only rank {source} owns the source "
+                "stage, pass None elsewhere."
+            )
+    num_microbatches = views[source]["lengths"]["microbatches"]
+    for rank, view in enumerate(views):
+        for name, length in view["lengths"].items():
+            if length != num_microbatches:
+                what = "is" if name == "num_microbatches" else "has length"
+                raise ValueError(
+                    f"{name} {what} {length} on rank {rank}, but microbatches has length "
+                    f"{num_microbatches} on rank {source}. Pass one item per microbatch."
+                )
+    return num_microbatches
+
+
+def _agree_on_costs(views):
+    given = [(rank, view["costs"]) for rank, view in enumerate(views) if view["costs"] is not None]
+    for rank, costs in given[1:]:
+        if costs != given[0][1]:
+            raise ValueError(
+                f"the ranks disagree on costs: rank {given[0][0]} has {given[0][1]}, rank {rank} "
+                f"has {costs}. Pass the same values, or on one rank only."
+            )
+    return given[0][1] if given else None
+
+
+def _limits(max_in_flight, layout):
+    """Units per rank out of the argument; empty for the default."""
+    num_ranks = layout.num_ranks
+    if max_in_flight is None:
+        return ()
+    if _is_int(max_in_flight):
+        return _checked_limits([max_in_flight] * num_ranks)
+    if isinstance(max_in_flight, str):
+        match = _BY_NAME.match(max_in_flight)
+        if match is None:
+            raise ValueError(
+                f"max_in_flight is {max_in_flight!r}; limits in bytes are not supported yet. Pass "
+                "an int, a list of ints per rank, or '1f1b+2'."
+            )
+        extra = int(match.group(1) or 0)
+        return _checked_limits([num_ranks - layout.stage_of(r) + extra for r in range(num_ranks)])
+    if not isinstance(max_in_flight, (list, tuple)):
+        raise TypeError(
+            f"max_in_flight is {max_in_flight!r}; pass an int, a list of ints per rank, or "
+            "'1f1b+2'."
+        )
+    if len(max_in_flight) != num_ranks:
+        raise ValueError(
+            f"max_in_flight lists {len(max_in_flight)} limits for {num_ranks} ranks; give one per "
+            "rank."
+        )
+    return _checked_limits(max_in_flight)
+
+
+def _checked_limits(limits):
+    for rank, limit in enumerate(limits):
+        if not _is_int(limit) or not 1 <= limit < 2**31:
+            raise ValueError(
+                f"max_in_flight is {limit!r} for rank {rank}; it must be an int of at least 1."
+            )
+    return tuple(limits)
+
+
+def mid_order(costs):
+    """Microbatches with the shortest first and last and the longest in the middle."""
+    by_cost = sorted(range(len(costs)), key=lambda m: (costs[m], m))
+    return by_cost[0::2] + by_cost[1::2][::-1]
+
+
+def _microbatch_order(request, costs, num_microbatches):
+    order = request.microbatch_order
+    if isinstance(order, str) and order == "given":
+        return ()
+    if request.order:
+        raise ValueError(
+            "hint is an order of tasks, which names microbatches as they were given; it requires "
+            "microbatch_order='given'."
+        )
+    if isinstance(order, str):
+        if order != "mid":
+            raise ValueError(
+                f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable."
+            )
+        if costs is None:
+            raise ValueError(
+                "microbatch_order is 'mid', which ranks microbatches by costs; pass costs, one "
+                "number per microbatch, on any rank."
+            )
+        return tuple(mid_order(costs))
+    if callable(order):
+        if costs is None:
+            raise ValueError("microbatch_order is a callable of costs; pass costs on any rank.")
+        order = order(list(costs))
+    try:
+        order = [int(m) for m in order]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable."
+        ) from None
+    if sorted(order) != list(range(num_microbatches)):
+        raise ValueError(
+            f"microbatch_order is {order}; it must name each of 0 to {num_microbatches - 1} "
+            "exactly once."
+        )
+    return tuple(order)
+
+
+def _weights(loss_reduction, num_microbatches):
+    if loss_reduction == "mean":
+        return (1.0 / num_microbatches,) * num_microbatches
+    if loss_reduction == "sum":
+        return (1.0,) * num_microbatches
+    return tuple(loss_reduction)

@@ -1,0 +1,316 @@
+"""The arguments of a step, as one rank was given them.
+
+``StepRequest`` checks what one rank can check alone and keeps its tables; ``view()`` is what it
+tells the others. What all ranks together ask for is decided in ``agreement.py``.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import torch
+
+from rrfp import _C
+from rrfp.boundary import Parcel, flatten
+from rrfp.hints import normalise_hint
+from rrfp.stage import StageInputs
+
+
+def _is_int(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def refuse_unsupported(arguments):
+    """Refuse by name what this version does not run.
+
+    Raises:
+        ValueError: Names the argument, its value and what to pass instead.
+    """
+    wanted = {
+        "split_backward": (None, False),
+        "deterministic": (False,),
+        "seed": (None,),
+        "edges": (None,),
+        "loss_stages": (None,),
+        "tied": (None,),
+        "agreement_group": (None,),
+        "lookahead": ("jit", 1),
+    }
+    for name, allowed in wanted.items():
+        value = arguments.get(name, allowed[0])
+        if not any(value is a or (a is not None and a == value) for a in allowed):
+            raise ValueError(
+                f"{name} is {value!r}, which is not supported yet; leave it at {allowed[0]!r}."
+            )
+
+
+def draw(name, items, num_microbatches):
+    """The items per microbatch as a list; an iterator is drawn in full.
+
+    Raises:
+        TypeError: Neither a sequence nor iterable.
+        ValueError: An iterator without num_microbatches, or one that ends early.
+    """
+    if items is None:
+        return None
+    if isinstance(items, torch.Tensor):
+        raise TypeError(
+            f"{name} is one tensor of shape {tuple(items.shape)}; pass a sequence with one item "
+            f"per microbatch, for example tensor.chunk(num_microbatches)."
+        )
+    if isinstance(items, Sequence) and not isinstance(items, (str, bytes)):
+        return list(items)
+    if isinstance(items, (str, bytes, Mapping)) or not hasattr(items, "__iter__"):
+        raise TypeError(
+            f"{name} is a {type(items).__name__}; pass a sequence with one item per microbatch, "
+            "or an iterator and num_microbatches."
+        )
+    if num_microbatches is None:
+        raise ValueError(f"{name} is an iterator, so num_microbatches must be given.")
+    drawn = list(islice(iter(items), num_microbatches))
+    if len(drawn) < num_microbatches:
+        raise ValueError(
+            f"the iterator {name} ended after {len(drawn)} of {num_microbatches} microbatches. "
+            "Nothing was run; give it more items or lower num_microbatches."
+        )
+    return drawn
+
+
+def _numbers(name, values, least):
+    """A sequence of finite numbers as a list of floats."""
+    if isinstance(values, torch.Tensor):
+        values = values.tolist()
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} is {values!r}; pass one number per microbatch.")
+    numbers = []
+    for index, value in enumerate(values):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name}[{index}] is {value!r}; it must be a number.") from None
+        if not math.isfinite(number) or number < least:
+            raise ValueError(
+                f"{name}[{index}] is {number}; it must be finite"
+                + (f" and at least {least}." if least == 0 else ".")
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _check_input(index, value):
+    """A user's input without gradients of its own, and on the CPU."""
+    tree, leaves = flatten(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"microbatch {index} holds a tensor on {tensor.device}; only CPU tensors are "
+                "supported yet."
+            )
+        if tensor.grad_fn is not None:
+            raise ValueError(
+                f"microbatch {index} holds a tensor that was computed with gradients "
+                f"({tensor.grad_fn.name()}); no gradient flows out of the first stage. Call "
+                ".detach() on it, or move that computation into the stage."
+            )
+    if not any(tensor.requires_grad for tensor in tensors):
+        return value
+    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return Parcel(tree, detached).value()
+
+
+def _check_timeout(seconds):
+    if not _is_number(seconds) or not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError(f"stall_timeout_s is {seconds!r}; it must be a positive number.")
+    return float(seconds)
+
+
+def _normalise_slack(slack):
+    if slack == "auto" or slack is None:
+        return _C.UNLIMITED
+    if not _is_int(slack) or not 0 <= slack < 2**31:
+        raise ValueError(
+            f"slack is {slack!r}; it must be 'auto', None (unlimited) or an int of at least 0."
+        )
+    return slack
+
+
+def _normalise_reduction(loss_reduction):
+    if isinstance(loss_reduction, str):
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(
+                f"loss_reduction is {loss_reduction!r}; use 'mean', 'sum' or one weight per "
+                "microbatch."
+            )
+        return loss_reduction
+    return _numbers("loss_reduction", loss_reduction, -math.inf)
+
+
+def _normalise_scale(grad_scale):
+    if grad_scale is None:
+        return 1.0
+    try:
+        scale = float(grad_scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"grad_scale is {grad_scale!r}; it must be a number.") from None
+    if not math.isfinite(scale):
+        raise ValueError(f"grad_scale is {scale}; it must be finite.")
+    return scale
+
+
+class StepRequest:
+    """What one rank asks of a step: options for all, and the tables of its own stages."""
+
+    def __init__(
+        self,
+        layout,
+        own_stages,
+        microbatches,
+        targets,
+        loss_fn,
+        *,
+        num_microbatches,
+        stage_kwargs,
+        hint,
+        slack,
+        max_in_flight,
+        microbatch_order,
+        costs,
+        loss_reduction,
+        grad_scale,
+        return_outputs,
+        broadcast_loss,
+        forward_only,
+        stall_timeout_s,
+    ):
+        self.layout = layout
+        self.own_stages = own_stages
+        if num_microbatches is not None and (not _is_int(num_microbatches) or num_microbatches < 1):
+            raise ValueError(
+                f"num_microbatches is {num_microbatches!r}; it must be an int of at least 1."
+            )
+        self.num_microbatches = num_microbatches
+        self.hint, self.order = normalise_hint(hint)
+        self.slack = _normalise_slack(slack)
+        self.max_in_flight = max_in_flight
+        self.microbatch_order = microbatch_order
+        self.costs = None if costs is None else _numbers("costs", costs, 0)
+        self.loss_reduction = _normalise_reduction(loss_reduction)
+        self.grad_scale = _normalise_scale(grad_scale)
+        self.return_outputs = bool(return_outputs)
+        self.broadcast_loss = bool(broadcast_loss)
+        self.forward_only = bool(forward_only)
+        self.stall_timeout_s = _check_timeout(stall_timeout_s)
+        if loss_fn is not None and not callable(loss_fn):
+            raise TypeError(f"loss_fn is a {type(loss_fn).__name__}; it must be callable.")
+        self.loss_fn = loss_fn
+        self._check_modes()
+        self.inputs = self._draw_inputs(microbatches)
+        self.targets = draw("targets", targets, num_microbatches)
+        self.kwargs = self._draw_kwargs(stage_kwargs)
+
+    def given_to(self, stage):
+        """The tables of one stage of this rank."""
+        return StageInputs(
+            inputs=self.inputs if stage == 0 else None,
+            targets=self.targets if stage == self.layout.loss_stage else None,
+            kwargs=self.kwargs.get(stage),
+        )
+
+    def view(self):
+        """What the other ranks need to know, picklable and small."""
+        lengths = {"microbatches": self.inputs, "targets": self.targets, "costs": self.costs}
+        lengths.update({f"stage_kwargs[{s}]": items for s, items in self.kwargs.items()})
+        if not isinstance(self.loss_reduction, str):
+            lengths["loss_reduction"] = self.loss_reduction
+        lengths = {name: len(items) for name, items in lengths.items() if items is not None}
+        if self.num_microbatches is not None:
+            lengths["num_microbatches"] = self.num_microbatches
+        order = self.microbatch_order
+        if callable(order):
+            order = f"callable {getattr(order, '__qualname__', type(order).__name__)}"
+        digest = hashlib.sha256(" ".join(self.order).encode()).hexdigest()[:12]
+        return {
+            "lengths": lengths,
+            "costs": self.costs,
+            "options": {
+                "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
+                "slack": "unlimited" if self.slack == _C.UNLIMITED else self.slack,
+                "max_in_flight": _plain(self.max_in_flight),
+                "microbatch_order": _plain(order),
+                "loss_reduction": self.loss_reduction,
+                "return_outputs": self.return_outputs,
+                "broadcast_loss": self.broadcast_loss,
+                "forward_only": self.forward_only,
+            },
+        }
+
+    def _check_modes(self):
+        if self.layout.loss_stage in self.own_stages and not self.forward_only:
+            if self.loss_fn is None:
+                raise ValueError(
+                    "loss_fn is None on the rank of the last stage; training needs one. Pass "
+                    "loss_fn, or forward_only=True."
+                )
+        if not self.forward_only and (
+            not torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+        ):
+            raise ValueError(
+                "gradients are disabled here (torch.no_grad or inference_mode), so a loss cannot "
+                "be trained. Leave that context, or pass forward_only=True."
+            )
+
+    def _draw_inputs(self, microbatches):
+        if isinstance(microbatches, Mapping):
+            if set(microbatches) != {0}:
+                raise ValueError(
+                    f"microbatches is given for stages {sorted(microbatches, key=str)}; the one "
+                    "source stage is 0."
+                )
+            microbatches = microbatches[0]
+        inputs = draw("microbatches", microbatches, self.num_microbatches)
+        if inputs is None:
+            return None
+        if not inputs:
+            raise ValueError("microbatches is empty; a step needs at least one.")
+        return [_check_input(index, value) for index, value in enumerate(inputs)]
+
+    def _draw_kwargs(self, stage_kwargs):
+        if stage_kwargs is None:
+            return {}
+        if not isinstance(stage_kwargs, Mapping):
+            raise TypeError(
+                f"stage_kwargs is a {type(stage_kwargs).__name__}; pass {{stage_index: sequence "
+                "of dict}."
+            )
+        drawn = {}
+        for stage, items in stage_kwargs.items():
+            if stage not in range(self.layout.num_stages):
+                raise ValueError(
+                    f"stage_kwargs names stage {stage!r}; the stages are 0 to "
+                    f"{self.layout.num_stages - 1}."
+                )
+            items = draw(f"stage_kwargs[{stage}]", items, self.num_microbatches)
+            for index, item in enumerate(items or ()):
+                if not isinstance(item, Mapping):
+                    raise TypeError(
+                        f"stage_kwargs[{stage}][{index}] is a {type(item).__name__}; it must be a "
+                        "dict of keyword arguments."
+                    )
+            if items is not None:
+                drawn[stage] = items
+        return drawn
+
+
+def _plain(value):
+    """A value that another process can compare: lists for sequences of ints."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) else repr(value)

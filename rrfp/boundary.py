@@ -1,0 +1,221 @@
+"""What crosses a boundary between stages: values as parcels, and parcels as bytes.
+
+A parcel is a flattened value: tensors, ``None`` and small picklable objects in a tree. Inside
+one process it is handed over as it is. Between processes its tensors travel as raw memory and
+the rest as metadata:
+
+    u32 length of the tree | tree | per leaf: a descriptor | pickle of the other leaves
+
+The tree is the pickled structure; both sides remember what they have seen, so that the steady
+path neither pickles nor unpickles it. A descriptor is a dtype code (0: None, 255: picklable),
+flags, the number of dimensions and the shape.
+"""
+
+import pickle
+import struct
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils.dlpack import from_dlpack
+
+_NONE, _PICKLED = 0, 255
+_REQUIRES_GRAD = 1
+_MAX_REMEMBERED = 1024
+_MAX_METADATA_BYTES = 1 << 20
+
+# torch dtype, DLPack type code, bits. The position is the code on the wire: only append.
+_DLPACK_DTYPES = (
+    (torch.float32, 2, 32),
+    (torch.float64, 2, 64),
+    (torch.float16, 2, 16),
+    (torch.bfloat16, 4, 16),
+    (torch.int64, 0, 64),
+    (torch.int32, 0, 32),
+    (torch.int16, 0, 16),
+    (torch.int8, 0, 8),
+    (torch.uint8, 1, 8),
+    (torch.bool, 6, 8),
+    (torch.complex64, 5, 64),
+    (torch.complex128, 5, 128),
+)
+# Dtypes that DLPack lacks, or that not every torch takes from it, travel as bytes.
+_BYTE_DTYPE_NAMES = (
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "complex32",
+)
+_CODE_OF_DTYPE = {dtype: 1 + i for i, (dtype, _, _) in enumerate(_DLPACK_DTYPES)}
+_FIRST_BYTE_CODE = 64
+_BYTE_DTYPES = {
+    _FIRST_BYTE_CODE + i: getattr(torch, name)
+    for i, name in enumerate(_BYTE_DTYPE_NAMES)
+    if hasattr(torch, name)
+}
+_CODE_OF_DTYPE.update({dtype: code for code, dtype in _BYTE_DTYPES.items()})
+
+_SINGLE = None  # the tree of a value that is one leaf
+_length = struct.Struct("<I")
+_shape_formats = [struct.Struct(f"<BBB{n}q") for n in range(65)]
+
+
+class Parcel:
+    """A flattened boundary value, or the gradients for one.
+
+    Attributes:
+        tree: torch's tree spec, or None when the value is a single leaf.
+        leaves: Tensors, None and picklable objects, in the tree's order. Tensors are detached.
+        needs_grad: Indices of the leaves whose gradient the producer wants.
+    """
+
+    __slots__ = ("tree", "leaves", "needs_grad")
+
+    def __init__(self, tree, leaves, needs_grad=()):
+        self.tree = tree
+        self.leaves = leaves
+        self.needs_grad = needs_grad
+
+    def value(self):
+        """The tree again."""
+        if self.tree is None:
+            return self.leaves[0]
+        return pytree.tree_unflatten(self.leaves, self.tree)
+
+
+def flatten(value):
+    """(tree, leaves) of a boundary value."""
+    if type(value) is torch.Tensor:
+        return _SINGLE, [value]
+    leaves, tree = pytree.tree_flatten(value)
+    return tree, leaves
+
+
+_tree_bytes = {}  # tree -> bytes
+_trees = {}  # bytes -> tree
+
+
+def _remember(memory, key, value):
+    if len(memory) >= _MAX_REMEMBERED:
+        memory.clear()
+    memory[key] = value
+    return value
+
+
+def _encode_tree(tree):
+    if tree is None:
+        return b""
+    known = _tree_bytes.get(tree)
+    return known if known is not None else _remember(_tree_bytes, tree, pickle.dumps(tree))
+
+
+def _decode_tree(data):
+    if not data:
+        return None
+    tree = _trees.get(data)
+    return tree if tree is not None else _remember(_trees, data, pickle.loads(data))
+
+
+def _sendable(tensor):
+    """The tensor as one run of memory; the same object when it is that already."""
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"a {tensor.layout} tensor cannot cross a boundary between processes; call "
+            ".to_dense() in the stage."
+        )
+    if tensor.dtype not in _CODE_OF_DTYPE:
+        raise ValueError(f"a tensor of {tensor.dtype} cannot cross a boundary between processes.")
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def encode(parcel):
+    """(metadata, segments, owner): what ``Runtime.post_tensors`` takes."""
+    needs_grad = parcel.needs_grad
+    descriptors, segments, owner, pickled = [], [], [], []
+    for index, leaf in enumerate(parcel.leaves):
+        if isinstance(leaf, torch.Tensor):
+            tensor = _sendable(leaf)
+            owner.append(tensor)
+            segments.append((tensor.data_ptr(), tensor.nbytes))
+            shape = tensor.shape
+            flags = _REQUIRES_GRAD if index in needs_grad else 0
+            descriptors.append(
+                _shape_formats[len(shape)].pack(
+                    _CODE_OF_DTYPE[tensor.dtype], flags, len(shape), *shape
+                )
+            )
+        elif leaf is None:
+            descriptors.append(_shape_formats[0].pack(_NONE, 0, 0))
+        else:
+            descriptors.append(_shape_formats[0].pack(_PICKLED, 0, 0))
+            pickled.append(leaf)
+    tree = _encode_tree(parcel.tree)
+    tail = pickle.dumps(pickled) if pickled else b""
+    metadata = b"".join((_length.pack(len(tree)), tree, *descriptors, tail))
+    if len(metadata) > _MAX_METADATA_BYTES:
+        raise ValueError(
+            f"a boundary value has {len(metadata)} bytes of metadata, {len(tail)} of them "
+            f"pickled objects; the limit is {_MAX_METADATA_BYTES}. Send large data as tensors."
+        )
+    return metadata, segments, owner
+
+
+def decode(inbound):
+    """The parcel of a received message."""
+    metadata = inbound.metadata
+    (tree_bytes,) = _length.unpack_from(metadata)
+    at = 4 + tree_bytes
+    tree = _decode_tree(metadata[4:at])
+    num_leaves = 1 if tree is None else tree.num_leaves
+    leaves, needs_grad, layouts, places, viewed = [], [], [], [], []
+    num_pickled = 0
+    for index in range(num_leaves):
+        code, flags, num_dimensions = _shape_formats[0].unpack_from(metadata, at)
+        leaves.append(None)
+        if code not in (_NONE, _PICKLED):
+            shape = _shape_formats[num_dimensions].unpack_from(metadata, at)[3:]
+            places.append(index)
+            if code >= _FIRST_BYTE_CODE:
+                dtype = _BYTE_DTYPES[code]
+                viewed.append((index, dtype, shape))
+                layouts.append((1, 8, (torch.Size(shape).numel() * dtype.itemsize,)))
+            else:
+                _, type_code, bits = _DLPACK_DTYPES[code - 1]
+                layouts.append((type_code, bits, shape))
+            if flags & _REQUIRES_GRAD:
+                needs_grad.append(index)
+        elif code == _PICKLED:
+            num_pickled += 1
+            leaves[index] = _PICKLED
+        at += _shape_formats[num_dimensions].size
+    if num_pickled:
+        objects = iter(pickle.loads(metadata[at:]))
+        leaves = [next(objects) if leaf is _PICKLED else leaf for leaf in leaves]
+    for index, capsule in zip(places, inbound.capsules(layouts)):
+        leaves[index] = from_dlpack(capsule)
+    for index, dtype, shape in viewed:
+        leaves[index] = leaves[index].view(dtype).view(shape).detach()
+    return Parcel(tree, leaves, needs_grad)
+
+
+def gradients_parcel(gradients):
+    """Gradients for the ``needs_grad`` leaves of a parcel, in that order, as a parcel."""
+    if len(gradients) == 1:
+        return Parcel(_SINGLE, gradients)
+    return Parcel(_list_tree(len(gradients)), gradients)
+
+
+def _list_tree(length):
+    tree = _list_trees.get(length)
+    if tree is None:
+        tree = _remember(_list_trees, length, pytree.tree_structure([0] * length))
+    return tree
+
+
+_list_trees = {}

@@ -1,0 +1,120 @@
+"""What can end a step. Every error is raised on every rank, with the same words.
+
+Wrong arguments are ``ValueError`` or ``TypeError`` before any task runs, and leave the pipeline
+usable. The errors here come from a step that had begun, or from setting up: the pipeline is
+closed, parameters are untouched, and ``.grad`` may hold a part of the step.
+"""
+
+from rrfp import _C
+
+
+class RrfpError(RuntimeError):
+    """Base of all errors of a pipeline.
+
+    Attributes:
+        rank: The pipeline rank it is about; None where no one rank is.
+        stage: The stage it is about, or None.
+        task: The task it is about as a text such as ``"2F0"``, or None.
+    """
+
+    def __init__(self, message, *, rank=None, stage=None, task=None):
+        super().__init__(message)
+        self.rank = rank
+        self.stage = stage
+        self.task = task
+
+
+class StageError(RrfpError):
+    """A stage, the loss function or a hook raised an exception.
+
+    On the rank where it happened the exception itself is chained (``__cause__``). The next
+    ``run_pipeline`` builds the pipeline anew.
+
+    Attributes:
+        original_traceback: The traceback of the exception, as text, on every rank.
+    """
+
+    def __init__(self, message, *, original_traceback="", **where):
+        super().__init__(message, **where)
+        self.original_traceback = original_traceback
+
+
+class PeerLostError(RrfpError):
+    """A process of the pipeline died or fell silent. The process group must be rebuilt."""
+
+
+class StallError(RrfpError):
+    """Nothing could run anywhere for ``stall_timeout_s``; says what each rank waits for."""
+
+
+class ProtocolError(RrfpError):
+    """A member of the run sent something malformed; a bug in rrfp or two versions of it."""
+
+
+class InterruptedStepError(RrfpError):
+    """Another rank was interrupted (Ctrl-C, SIGTERM); that rank raises KeyboardInterrupt."""
+
+
+class ClosedError(RrfpError):
+    """The pipeline was closed, here or by another rank, while it was needed."""
+
+
+class RankTimeoutError(RrfpError):
+    """A rank did not enter the step, or the set-up, in time; the message names it."""
+
+
+class DeviceError(RrfpError):
+    """A CUDA or NCCL call gave an error, which the message names."""
+
+
+_BY_CODE = {
+    _C.StatusCode.PEER_LOST: PeerLostError,
+    _C.StatusCode.STALLED: StallError,
+    _C.StatusCode.PROTOCOL: ProtocolError,
+    _C.StatusCode.INTERRUPTED: InterruptedStepError,
+    _C.StatusCode.CLOSED: ClosedError,
+    _C.StatusCode.TIMED_OUT: RankTimeoutError,
+    _C.StatusCode.DEVICE_FAILED: DeviceError,
+}
+
+_KIND_WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+# A traceback travels as the metadata of one message, which is bounded.
+_MAX_TRACEBACK_CHARS = 64 * 1024
+
+
+def stage_failure_text(task, error, traceback_text):
+    """The message of a STAGE_FAILED status: task, one line of error, traceback.
+
+    The inverse is in ``error_from_status``.
+    """
+    kept = traceback_text[-_MAX_TRACEBACK_CHARS:]
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:2000]
+    return f"{task}\n{line}\n{kept}"
+
+
+def _stage_error(rank, message):
+    task, line, traceback_text = (message.split("\n", 2) + ["", ""])[:3]
+    try:
+        stage, kind, microbatch = _C.parse_task(task)
+        where = f"{task} (stage {stage}, {_KIND_WORDS[kind]} of microbatch {microbatch})"
+    except ValueError:
+        stage, where = None, task
+    return StageError(
+        f"rank {rank} failed in {where}: {line}\n"
+        "The pipeline is closed and the next run_pipeline builds it anew; parameters are "
+        "untouched, .grad may hold a part of this step.\n"
+        f"Original traceback, on rank {rank}:\n{traceback_text.rstrip()}",
+        rank=rank,
+        stage=stage,
+        task=task,
+        original_traceback=traceback_text,
+    )
+
+
+def error_from_status(code, origin_rank, message):
+    """The exception for a status of the core."""
+    rank = origin_rank if origin_rank >= 0 else None
+    if code == _C.StatusCode.STAGE_FAILED:
+        return _stage_error(rank, message)
+    return _BY_CODE.get(code, RrfpError)(message, rank=rank)

@@ -1,0 +1,335 @@
+"""The public surface: ``Pipeline`` and ``run_pipeline``."""
+
+import threading
+import weakref
+from collections.abc import Mapping
+
+import torch
+
+from rrfp.arguments import StepRequest, refuse_unsupported
+from rrfp.layout import (
+    check_modules,
+    check_stages_complete,
+    check_transport,
+    make_layout,
+    stage_table,
+)
+from rrfp.process_session import open_process_session
+from rrfp.session import LocalSession
+
+_SET_UP_TIMEOUT_S = 600.0
+
+
+def _distributed():
+    """torch.distributed when it has been initialised, else None."""
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+class Pipeline:
+    """A pipeline that is set up once and stepped many times.
+
+    Without ``torch.distributed``, or when ``stages`` is a list, all stages live in this process,
+    one worker thread per rank. Else this process is one rank, its thread the worker, and every
+    rank of the group must create the pipeline. Creating it blocks until all ranks are there.
+
+    Args:
+        stages: A list of all stages; or ``{stage_index: module}`` that this rank owns; or, under
+            ``torch.distributed``, one module, this rank's only stage.
+        edges, loss_stages, tied, agreement_group: Not supported yet.
+        placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
+        num_ranks: Ranks in one process. Default: one per stage.
+        group: The process group of the pipeline. Default: the world.
+        transport: ``"auto"``, ``"local"`` (one process) or ``"socket"`` (several).
+        set_up_timeout_s: How long to wait for the other ranks.
+
+    Raises:
+        ValueError: Stages that are missing, twice, or that this version does not run.
+        RankTimeoutError: A rank did not come; the message names it.
+
+    Example:
+        >>> import rrfp, torch
+        >>> stages = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+        >>> batch = [torch.randn(2, 4) for _ in range(3)]
+        >>> with rrfp.Pipeline(stages) as pipeline:
+        ...     result = pipeline.step(batch, batch, lambda out, _: out.square().mean())
+        >>> len(result.losses)
+        3
+    """
+
+    def __init__(
+        self,
+        stages,
+        *,
+        edges=None,
+        loss_stages=None,
+        tied=None,
+        placement="loop",
+        num_ranks=None,
+        group=None,
+        agreement_group=None,
+        transport="auto",
+        set_up_timeout_s=_SET_UP_TIMEOUT_S,
+    ):
+        refuse_unsupported(
+            {
+                "edges": edges,
+                "loss_stages": loss_stages,
+                "tied": tied,
+                "agreement_group": agreement_group,
+            }
+        )
+        self._modules, self._session = _open_session(
+            stages, placement, num_ranks, group, transport, set_up_timeout_s
+        )
+
+    def step(
+        self,
+        microbatches=None,
+        targets=None,
+        loss_fn=None,
+        *,
+        num_microbatches=None,
+        stage_kwargs=None,
+        hint="auto",
+        slack="auto",
+        max_in_flight=None,
+        split_backward=None,
+        deterministic=False,
+        seed=None,
+        microbatch_order="given",
+        costs=None,
+        loss_reduction="mean",
+        grad_scale=None,
+        return_outputs=False,
+        broadcast_loss=False,
+        forward_only=False,
+        lookahead="jit",
+        stall_timeout_s=600.0,
+    ):
+        """Run one training step; the arguments are those of ``run_pipeline``.
+
+        Blocks until the last task of this process has run and every rank has finished.
+
+        Raises:
+            ValueError: Wrong arguments, on every rank; nothing ran, the pipeline is usable.
+            RrfpError: The step ended early; the pipeline is closed.
+        """
+        options = dict(locals())
+        del options["self"]
+        return _run_step(self._session, self._modules, options)
+
+    def eval_step(self, microbatches=None, targets=None, loss_fn=None, **options):
+        """Run forwards only, without gradients; the same as ``step(..., forward_only=True)``.
+
+        It does not change train or eval mode.
+        """
+        return self.step(microbatches, targets, loss_fn, forward_only=True, **options)
+
+    def close(self):
+        """End worker threads and connections; more than once is fine."""
+        self._session.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def run_pipeline(
+    stages,
+    microbatches=None,
+    targets=None,
+    loss_fn=None,
+    num_microbatches=None,
+    stage_kwargs=None,
+    hint="auto",
+    slack="auto",
+    max_in_flight=None,
+    split_backward=None,
+    deterministic=False,
+    seed=None,
+    microbatch_order="given",
+    costs=None,
+    loss_reduction="mean",
+    grad_scale=None,
+    return_outputs=False,
+    broadcast_loss=False,
+    forward_only=False,
+    edges=None,
+    loss_stages=None,
+    tied=None,
+    placement="loop",
+    num_ranks=None,
+    group=None,
+    agreement_group=None,
+    transport="auto",
+    lookahead="jit",
+    stall_timeout_s=600.0,
+):
+    """Run one training step of a pipeline; set-up is cached, call it every iteration.
+
+    Tasks run as they become ready. ``hint`` only ranks tasks that are ready at the same moment,
+    so a late message delays its own task and no other. Gradients are added to ``.grad`` as a
+    plain loop over the microbatches would add them.
+
+    Blocks until the last task of this process has run and every rank has finished. Without
+    ``torch.distributed``, or when ``stages`` is a list, all stages run in this process, one
+    worker thread per rank; else every rank of the group must call this.
+
+    Args:
+        stages: A list of all stages; or ``{stage_index: module}`` that this rank owns; or, under
+            ``torch.distributed``, one module, this rank's only stage. A stage is called with its
+            boundary value: a tuple becomes positional arguments, anything else is one argument.
+        microbatches: One input per microbatch on the rank of stage 0, None elsewhere. An
+            iterator is drawn in full before anything runs, and needs ``num_microbatches``.
+        targets: One per microbatch, on the rank of the last stage. Default: None for each.
+        loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics).
+        num_microbatches: Checked against what was given; other ranks learn it by themselves.
+        stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
+        hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"fb"``, ``"b-priority"``,
+            ``"f-priority"``, or an order of your own: the task texts of all ranks.
+        slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
+            unlimited; 0 runs the hint as a fixed order.
+        max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
+            ``"1f1b+2"`` (ranks behind it, itself, and two more). Default: the number of ranks.
+        split_backward, deterministic, seed: Not supported yet.
+        microbatch_order: ``"given"``, ``"mid"`` (by ``costs``: short first and last, long in the
+            middle), a list, or a callable of the costs. Results stay in the caller's order.
+        costs: One number per microbatch, such as its tokens; on any rank.
+        loss_reduction: ``"mean"``, ``"sum"``, or one weight per microbatch, used as given.
+        grad_scale: A number that gradients are multiplied with (AMP).
+        return_outputs: Return the last stage's outputs, detached.
+        broadcast_loss: Return the losses on every rank.
+        forward_only: Run forwards alone, without gradients; train or eval mode stays.
+        edges, loss_stages, tied, agreement_group: Not supported yet.
+        placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
+        num_ranks: Ranks in one process. Default: one per stage.
+        group: The process group of the pipeline. Default: the world.
+        transport: ``"auto"``, ``"local"`` (one process) or ``"socket"`` (several).
+        lookahead: On CPU a task runs when it is chosen; leave it at ``"jit"``.
+        stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
+            long ranks wait for one another at the start.
+
+    Returns:
+        ``StepResult``: losses, metrics and outputs on the rank of the last stage, and a report.
+
+    Raises:
+        ValueError, TypeError: Wrong arguments or ranks that disagree; raised on every rank
+            before any task runs. The pipeline is usable.
+        StageError: A stage raised. The next call builds the pipeline anew.
+        StallError: Nothing could run; says what each rank waits for. As above.
+        PeerLostError: A process died. The process group must be rebuilt.
+
+    Example:
+        >>> import rrfp, torch
+        >>> stages = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+        >>> inputs, targets = torch.randn(6, 4), torch.randn(6, 1)
+        >>> result = rrfp.run_pipeline(
+        ...     stages, inputs.chunk(3), targets.chunk(3), torch.nn.functional.mse_loss
+        ... )
+        >>> len(result.losses)
+        3
+    """
+    arguments = dict(locals())
+    session, modules = _cached_session(
+        stages, placement, num_ranks, group, transport, stall_timeout_s
+    )
+    for name in ("stages", "placement", "num_ranks", "group", "transport"):
+        del arguments[name]
+    return _run_step(session, modules, arguments)
+
+
+_UNSUPPORTED = (
+    "split_backward", "deterministic", "seed", "lookahead",
+    "edges", "loss_stages", "tied", "agreement_group",
+)  # fmt: skip
+
+
+def _run_step(session, modules, options):
+    """One step with the arguments of Pipeline.step or run_pipeline."""
+    try:
+        refuse_unsupported(options)
+        for name in _UNSUPPORTED:
+            options.pop(name, None)
+        request = StepRequest(session.layout, set(modules), **options)
+    except (ValueError, TypeError) as error:
+        session.refuse(error, options["stall_timeout_s"])
+        raise
+    return session.run(modules, request)
+
+
+def _lives_here(stages):
+    return _distributed() is None or isinstance(stages, (list, tuple, torch.nn.ModuleList))
+
+
+def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+    """({stage: module} of this process, a new session)."""
+    if not _lives_here(stages):
+        return open_process_session(
+            stages, placement, num_ranks, group, transport, set_up_timeout_s
+        )
+    if group is not None:
+        raise ValueError("group is given, but all stages are in this process; leave it at None.")
+    check_transport(transport, ("auto", "local"))
+    modules = stage_table(stages)
+    check_stages_complete([list(modules)])
+    layout = make_layout(len(modules), num_ranks, placement)
+    check_modules(modules)
+    return modules, LocalSession(layout)
+
+
+class _CacheEntry:
+    """A session, and its modules weakly: when one goes, the session is closed."""
+
+    def __init__(self, session, modules):
+        self.session = session
+        self._modules = {stage: weakref.ref(module) for stage, module in modules.items()}
+        for module in modules.values():
+            finalizer = weakref.finalize(module, _close_orphan, weakref.ref(session))
+            finalizer.atexit = False
+
+    def modules(self):
+        """``{stage: module}``, or None when the session cannot be used any more."""
+        modules = {stage: reference() for stage, reference in self._modules.items()}
+        usable = self.session.closed_because is None and None not in modules.values()
+        return modules if usable else None
+
+
+def _close_orphan(session_reference):
+    session = session_reference()
+    if session is not None:
+        session.close("a stage was deleted")
+
+
+_cache = {}
+_cache_lock = threading.Lock()
+
+
+def _identity(stages):
+    """What makes two ``stages`` arguments the same; None for what is no such argument."""
+    if isinstance(stages, torch.nn.Module) and not isinstance(stages, torch.nn.ModuleList):
+        return ("module", id(stages))
+    if isinstance(stages, Mapping):
+        return ("dict", *((stage, id(module)) for stage, module in stages.items()))
+    if isinstance(stages, (list, tuple, torch.nn.ModuleList)):
+        return ("list", *(id(module) for module in stages))
+    return None
+
+
+def _cached_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+    """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
+    here = _lives_here(stages)
+    key = (_identity(stages), repr(placement), repr(num_ranks), id(group), repr(transport), here)
+    with _cache_lock:
+        entry = _cache.get(key)
+        modules = entry.modules() if entry is not None else None
+        if modules is None:
+            for stale in [k for k, e in _cache.items() if e.modules() is None]:
+                del _cache[stale]
+            modules, session = _open_session(
+                stages, placement, num_ranks, group, transport, set_up_timeout_s
+            )
+            entry = _cache[key] = _CacheEntry(session, modules)
+        return entry.session, modules

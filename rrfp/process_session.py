@@ -1,0 +1,261 @@
+"""A session whose ranks are processes: this one is a rank, its calling thread the worker."""
+
+import logging
+import os
+import pickle
+import time
+
+import torch
+
+from rrfp import _C
+from rrfp.agreement import decide
+from rrfp.errors import RankTimeoutError, error_from_status
+from rrfp.layout import (
+    check_modules,
+    check_stages_complete,
+    check_transport,
+    make_layout,
+    stage_table,
+)
+from rrfp.modes import CallerModes
+from rrfp.rendezvous import Rendezvous, check_cards, membership
+from rrfp.session import Session, step_result
+from rrfp.settings import SETTINGS
+
+logger = logging.getLogger("rrfp")
+
+_DEFAULT_TIMEOUT_S = 600.0
+_FINISH_SLICE_MS = 60_000
+# The deciding rank waits for views; the others wait a little longer for its answer, so that it
+# is the one who says who is missing.
+_ANSWER_GRACE_S = 5.0
+
+
+def open_process_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+    """({stage: module} of this rank, a session joined to all ranks of the group).
+
+    Raises:
+        ValueError, TypeError: The same on every rank, whatever rank it is about.
+        RankTimeoutError: A rank did not come.
+    """
+    member = membership(group)
+    rendezvous = Rendezvous(member, set_up_timeout_s)
+    listener = _C.SocketListener()
+    card = {"address": listener.address, "placement": repr(placement), "error": None}
+    modules, cause = None, None
+    try:
+        check_transport(transport, ("auto", "socket"))
+        if num_ranks not in (None, member.num_ranks):
+            raise ValueError(
+                f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
+                "it at None."
+            )
+        modules = stage_table(stages, default_stage=member.rank)
+        check_modules(modules)
+        card["stages"] = list(modules)
+    except (ValueError, TypeError) as error:
+        cause = error
+        card["error"] = (type(error).__name__, str(error))
+    cards = rendezvous.exchange(card)
+    try:
+        check_cards(cards)
+    except (ValueError, TypeError) as error:
+        raise error from cause
+    stages_of_rank = [card["stages"] for card in cards]
+    check_stages_complete(stages_of_rank)
+    layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, placement)
+    _check_placement(stages_of_rank, layout)
+    return modules, ProcessSession(layout, rendezvous, listener, [c["address"] for c in cards])
+
+
+def _check_placement(stages_of_rank, layout):
+    for rank, stages in enumerate(stages_of_rank):
+        if stages != [layout.stage_of(rank)]:
+            raise ValueError(
+                f"rank {rank} has stages {stages}, but the placement puts stage "
+                f"{layout.stage_of(rank)} there; stage s must be on rank s for now."
+            )
+
+
+class ProcessSession(Session):
+    """This process is one rank; the others are reached through sockets."""
+
+    def __init__(self, layout, rendezvous, listener, addresses):
+        super().__init__(layout)
+        _C.set_spin_us(SETTINGS.spin_us)
+        token, run = rendezvous.token()
+        try:
+            self._runtime = _C.connect(
+                listener,
+                rendezvous.member.rank,
+                addresses,
+                token,
+                run,
+                rendezvous.time_left_ms(),
+                SETTINGS.heartbeat_ms,
+                int(1000 * SETTINGS.peer_timeout_s),
+            )
+        except _C.StatusError as error:
+            self._runtime = None
+            self.close("its set-up did not finish")
+            raise error_from_status(error.code, error.origin_rank, error.message) from None
+        except BaseException:
+            self._runtime = None
+            self.close("its set-up was interrupted")
+            raise
+        logger.info("rank %d of %d joined through %s, version %s, torch %s", self._runtime.rank,
+                    layout.num_ranks, self._runtime.transport_name, _C.build_info()["version"],
+                    torch.__version__)
+
+    def refuse(self, error, timeout_s):
+        if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+            timeout_s = _DEFAULT_TIMEOUT_S
+        view = {"error": (type(error).__name__, str(error))}
+        with self._ending_on_errors():
+            self._agree(None, view, timeout_s, cause=error)
+
+    def _run(self, modules, request):
+        with self._ending_on_errors() as failure:
+            decision = self._agree(request, request.view(), request.stall_timeout_s)
+            modes = CallerModes(request.forward_only)
+            rank_step = self._rank_step(self._runtime, modules, request, decision, modes)
+            self._step += 1
+            failure.rank_step = rank_step
+            rank_step.run(other_thread=False)
+            result = step_result([rank_step], self.layout, request)
+            self._finish(request, result)
+        return result
+
+    def _agree(self, request, view, timeout_s, cause=None):
+        """The decision that all ranks share for the next step.
+
+        Raises:
+            ValueError, TypeError: The same on every rank; nothing ran.
+        """
+        runtime = self._runtime
+        view["step"] = self._step
+        if runtime.rank == 0:
+            answer = self._decide(request, view, timeout_s)
+            body = pickle.dumps(answer)
+            for peer in range(1, runtime.num_ranks):
+                runtime.send_control(peer, body)
+        else:
+            runtime.send_control(0, pickle.dumps(view))
+            body = runtime.recv_control(0, int(1000 * (timeout_s + _ANSWER_GRACE_S)))
+            if body is None:
+                self._give_up_on(0, timeout_s)
+            answer = pickle.loads(body)
+        if isinstance(answer, tuple):
+            name, text = answer
+            raise (TypeError if name == "TypeError" else ValueError)(text) from cause
+        return answer
+
+    def _decide(self, request, view, timeout_s):
+        """On rank 0: a Decision, or (name of error, text)."""
+        end = time.monotonic() + timeout_s
+        views = [view]
+        for peer in range(1, self._runtime.num_ranks):
+            left_ms = max(1, int(1000 * (end - time.monotonic())))
+            body = self._runtime.recv_control(peer, left_ms)
+            if body is None:
+                self._give_up_on(peer, timeout_s)
+            views.append(pickle.loads(body))
+        for rank, other in enumerate(views):
+            if "error" in other:
+                name, text = other["error"]
+                return name, f"rank {rank}: {text}"
+        try:
+            decision = decide(request, views, self.layout)
+            self._plan(decision)
+        except TypeError as error:
+            return "TypeError", str(error)
+        except ValueError as error:
+            return "ValueError", str(error)
+        return decision
+
+    def _give_up_on(self, peer, timeout_s):
+        """Ends the run everywhere because a rank did not enter the step."""
+        text = (
+            f"rank {peer} did not enter step {self._step} within {timeout_s:g} s of rank "
+            f"{self._runtime.rank}. Every rank must call the pipeline for every step. "
+            f"{self._runtime.describe()}"
+        )
+        self._runtime.abort(_C.StatusCode.TIMED_OUT, peer, text)
+        raise RankTimeoutError(text, rank=peer)
+
+    def _finish(self, request, result):
+        """Wait until every rank has run its tasks, so that all see the step end alike.
+
+        Bounded by the peers: one that dies or stalls ends this wait with its error.
+        """
+        runtime, layout = self._runtime, self.layout
+        while not runtime.wait_sends(_FINISH_SLICE_MS):
+            pass
+        losses = None
+        if request.broadcast_loss and result.losses is not None:
+            losses = [(str(loss.dtype).removeprefix("torch."), loss.item())
+                      for loss in result.losses]
+        if runtime.rank == 0:
+            for peer in range(1, runtime.num_ranks):
+                said = self._recv(peer)
+                losses = said if said is not None else losses
+            body = pickle.dumps(losses)
+            for peer in range(1, runtime.num_ranks):
+                runtime.send_control(peer, body)
+        else:
+            runtime.send_control(0, pickle.dumps(losses))
+            losses = self._recv(0)
+        if request.broadcast_loss and result.losses is None and losses is not None:
+            result.losses = [torch.tensor(x, dtype=getattr(torch, dtype)) for dtype, x in losses]
+
+    def _recv(self, peer):
+        while True:
+            body = self._runtime.recv_control(peer, _FINISH_SLICE_MS)
+            if body is not None:
+                return pickle.loads(body)
+
+    def _ending_on_errors(self):
+        return _Ending(self)
+
+    def _end(self):
+        if self._runtime is None:
+            return
+        if self._in_step.locked():
+            self._runtime.abort(
+                _C.StatusCode.CLOSED, self._runtime.rank, f"{self.closed_because} in a step"
+            )
+        self._runtime.close(int(1000 * SETTINGS.close_timeout_s))
+
+
+class _Ending:
+    """Context of a step: whatever ends it early ends it on every rank and closes the session."""
+
+    def __init__(self, session):
+        self.session = session
+        self.rank_step = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        session = self.session
+        if error is None or type(error) in (ValueError, TypeError):
+            return False  # a refusal: nothing was run
+        runtime = session._runtime
+        if isinstance(error, _C.StatusError):
+            session.close("its last step ended with an error")
+            cause = self.rank_step.stage_error if self.rank_step is not None else None
+            if error.origin_rank != runtime.rank:
+                cause = None
+            raise error_from_status(error.code, error.origin_rank, error.message) from cause
+        if isinstance(error, KeyboardInterrupt):
+            runtime.abort(
+                _C.StatusCode.INTERRUPTED, runtime.rank,
+                f"rank {runtime.rank} was interrupted (process {os.getpid()})",
+            )
+        else:
+            runtime.abort(
+                _C.StatusCode.CLOSED, runtime.rank, f"rank {runtime.rank} ended with {error!r}"
+            )
+        session.close("its last step ended with an error")
+        return False

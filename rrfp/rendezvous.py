@@ -1,0 +1,137 @@
+"""How the processes of a pipeline find one another, through torch.distributed's store.
+
+Every rank publishes what it is (address, host, stages, or why it cannot take part); every rank
+reads all of it and judges it by the same rules, so that all raise the same error. Rank 0 draws
+the token with which connections prove that they belong to the run.
+"""
+
+import pickle
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+
+import torch
+
+from rrfp import _C
+from rrfp.errors import RankTimeoutError
+
+_POLL_S = 0.005
+
+_generations = {}  # ranks of a group -> pipelines set up so far
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This process in a process group."""
+
+    rank: int
+    ranks: tuple  # global ranks of the group, by rank in it
+
+    @property
+    def num_ranks(self):
+        return len(self.ranks)
+
+
+def membership(group):
+    """This process's place in ``group`` (None: the world).
+
+    Raises:
+        ValueError: It is not a member.
+    """
+    dist = torch.distributed
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is not a member of group; only members may call this.")
+    return Membership(rank, tuple(dist.get_process_group_ranks(group)))
+
+
+def _boot_id():
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class Rendezvous:
+    """One set-up: a corner of the store that only these ranks use, and only this time."""
+
+    def __init__(self, member, timeout_s):
+        self.member = member
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        generation = _generations.get(member.ranks, 0)
+        _generations[member.ranks] = generation + 1
+        prefix = f"rrfp/{','.join(map(str, member.ranks))}/{generation}"
+        store = torch.distributed.distributed_c10d._get_default_store()
+        self._store = torch.distributed.PrefixStore(prefix, store)
+
+    def exchange(self, card):
+        """Publish this rank's card (a dict) and return those of all ranks, by rank.
+
+        Raises:
+            RankTimeoutError: A rank did not publish in time.
+        """
+        member = self.member
+        card = {
+            **card,
+            "host": socket.gethostname(),
+            "boot_id": _boot_id(),
+            "version": _C.build_info()["version"],
+        }
+        if member.rank == 0:
+            token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
+            self._store.set("token", token)
+        self._store.set(f"rank{member.rank}", pickle.dumps(card))
+        return [self._get(f"rank{rank}", rank) for rank in range(member.num_ranks)]
+
+    def token(self):
+        """(run token, run number) drawn by rank 0."""
+        return self._get("token", 0)
+
+    def time_left_ms(self):
+        return max(1, int(1000 * (self._end - time.monotonic())))
+
+    def _get(self, key, rank):
+        # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
+        while not self._store.check([key]):
+            if time.monotonic() >= self._end:
+                raise RankTimeoutError(
+                    f"rank {rank} (global rank {self.member.ranks[rank]}) did not join the "
+                    f"pipeline within {self._timeout_s:g} s, seen from rank {self.member.rank}. "
+                    "Check that it runs and calls rrfp as often as the others.",
+                    rank=rank,
+                )
+            time.sleep(_POLL_S)
+        return pickle.loads(self._store.get(key))
+
+
+def check_cards(cards):
+    """Refuse ranks that cannot form a pipeline.
+
+    Raises:
+        ValueError, TypeError: What a rank said was wrong, two versions, or several hosts.
+    """
+    for rank, card in enumerate(cards):
+        if card.get("error"):
+            name, text = card["error"]
+            kind = TypeError if name == "TypeError" else ValueError
+            raise kind(f"rank {rank}: {text}")
+    for name, words in (
+        ("version", "versions of rrfp; install the same one everywhere"),
+        ("placement", "values of placement; pass the same one on every rank"),
+    ):
+        for rank, card in enumerate(cards):
+            if card[name] != cards[0][name]:
+                raise ValueError(
+                    f"the ranks have different {words}: rank 0 has {cards[0][name]!r}, rank "
+                    f"{rank} has {card[name]!r}."
+                )
+    for rank, card in enumerate(cards):
+        if (card["host"], card["boot_id"]) != (cards[0]["host"], cards[0]["boot_id"]):
+            raise ValueError(
+                f"rank 0 is on host {cards[0]['host']} and rank {rank} on host {card['host']}; "
+                "several hosts are not supported yet. Start all ranks on one."
+            )

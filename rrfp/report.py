@@ -1,0 +1,118 @@
+"""What a step cost, and what it returned."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task as it was run. Times are of one monotonic clock per host.
+
+    Attributes:
+        task: Its text, such as ``"2F0"``.
+        overtaken: How many unfinished tasks stood before it in the hint.
+    """
+
+    task: str
+    ready_ns: int
+    claimed_ns: int
+    retired_ns: int
+    overtaken: int
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Where the wall time of one rank went; compute, idle and host add up to it.
+
+    Attributes:
+        compute_s: Inside stage functions (and rrfp's handing over of their results).
+        idle_input_s: Nothing had all its inputs.
+        idle_limit_s: The in-flight limit held a ready forward back.
+        idle_slack_s: The hint put a task first that was not ready.
+        host_s: Between a task's end and the next choice: rrfp itself.
+        peak_units: Most microbatches in flight at once, of ``limit_units`` allowed.
+        records: The tasks in the order run.
+    """
+
+    rank: int
+    wall_s: float
+    compute_s: float
+    idle_input_s: float
+    idle_limit_s: float
+    idle_slack_s: float
+    host_s: float
+    peak_units: int
+    limit_units: int
+    records: tuple = field(repr=False)
+
+    @property
+    def num_tasks(self):
+        return len(self.records)
+
+    @property
+    def idle_s(self):
+        return self.idle_input_s + self.idle_limit_s + self.idle_slack_s
+
+    @property
+    def skips(self):
+        """How many tasks ran although the hint put others, not yet run, before them."""
+        return sum(1 for record in self.records if record.overtaken)
+
+    @property
+    def order(self):
+        """Task texts in the order run."""
+        return [record.task for record in self.records]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The ranks of this process in one step; ``str()`` is a table."""
+
+    ranks: tuple
+
+    def __str__(self):
+        head = ("rank", "wall ms", "compute", "input", "limit", "slack", "host", "tasks", "skips",
+                "peak units")
+        rows = [head]
+        for r in self.ranks:
+            limit = "none" if r.limit_units < 0 else r.limit_units
+            parts = (r.compute_s, r.idle_input_s, r.idle_limit_s, r.idle_slack_s, r.host_s)
+            share = [f"{100 * part / r.wall_s if r.wall_s else 0:.1f} %" for part in parts]
+            rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
+                         str(r.skips), f"{r.peak_units} of {limit}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows)
+
+
+@dataclass
+class StepResult:
+    """What a step returned; lists are in the caller's order of microbatches.
+
+    Attributes:
+        losses: Detached losses before weights and scale, on the rank of the loss stage; None
+            elsewhere unless ``broadcast_loss``.
+        metrics: What ``loss_fn`` returned beside the loss, likewise; None if it did not.
+        outputs: The last stage's outputs, with ``return_outputs``; else None.
+        report: A ``StepReport``.
+    """
+
+    losses: list | None
+    metrics: list | None
+    outputs: list | None
+    report: StepReport
+
+
+def rank_report(rank_step):
+    """The report of a RankStep that has run."""
+    times, runtime = rank_step.times, rank_step.runtime
+    return RankReport(
+        rank=runtime.rank,
+        wall_s=times.wall_ns / 1e9,
+        compute_s=times.compute_ns / 1e9,
+        idle_input_s=times.idle_input_ns / 1e9,
+        idle_limit_s=times.idle_limit_ns / 1e9,
+        idle_slack_s=times.idle_slack_ns / 1e9,
+        host_s=times.host_ns / 1e9,
+        peak_units=runtime.peak_units,
+        limit_units=rank_step.plan.limit_units(runtime.rank),
+        records=tuple(TaskRecord(*record) for record in rank_step.records),
+    )

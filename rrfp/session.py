@@ -1,0 +1,213 @@
+"""Sessions: the ranks of this process, set up once and used every step.
+
+A session holds no module: it is kept by ``Pipeline`` and by the cache behind ``run_pipeline``,
+and must not keep a model alive.
+"""
+
+import atexit
+import logging
+import os
+import queue
+import secrets
+import threading
+import weakref
+
+from rrfp import _C
+from rrfp.agreement import decide
+from rrfp.errors import ClosedError, RrfpError, error_from_status
+from rrfp.modes import CallerModes
+from rrfp.report import StepReport, StepResult, rank_report
+from rrfp.settings import SETTINGS
+from rrfp.stage import LossRule, StageStep
+from rrfp.worker import RankStep, Worker
+
+logger = logging.getLogger("rrfp")
+
+_open_sessions = weakref.WeakSet()
+_sessions_of_parent = []  # in a forked child: never closed, never collected
+_MAX_PLANS = 16
+
+
+class Session:
+    """What local and process sessions share: plans, stage steps, results, closing."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.closed_because = None
+        self._plans = {}
+        self._step = 0
+        self._in_step = threading.Lock()
+        _open_sessions.add(self)
+
+    def run(self, modules, request):
+        """Run one step of ``{stage: module}`` as the request asks.
+
+        Raises:
+            ValueError: Wrong arguments; nothing was run and the session is usable.
+            RrfpError: The step ended early; the session is closed.
+        """
+        if self.closed_because is not None:
+            raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
+        if not self._in_step.acquire(blocking=False):
+            raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
+        try:
+            return self._run(modules, request)
+        finally:
+            self._in_step.release()
+
+    def refuse(self, error, timeout_s):
+        """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
+
+    def close(self, reason="close() was called"):
+        """End the session; more than once is fine."""
+        if self.closed_because is None:
+            self.closed_because = reason
+            _open_sessions.discard(self)
+            self._end()
+
+    def _plan(self, decision):
+        plan = self._plans.get(decision)
+        if plan is None:
+            plan = decision.plan(self.layout)
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[decision] = plan
+        return plan
+
+    def _stage_step(self, stage, module, request, decision, modes):
+        loss_rule = None
+        if stage == self.layout.loss_stage:
+            factors = [weight * request.grad_scale for weight in decision.weights]
+            loss_rule = LossRule(request.loss_fn, factors)
+        return StageStep(
+            stage,
+            module,
+            request.given_to(stage),
+            loss_rule,
+            decision.num_microbatches,
+            modes,
+            request.forward_only,
+            request.return_outputs,
+        )
+
+    def _rank_step(self, runtime, modules, request, decision, modes):
+        stage = self.layout.stage_of(runtime.rank)
+        stage_step = self._stage_step(stage, modules[stage], request, decision, modes)
+        timeout_ms = max(1, int(1000 * request.stall_timeout_s))
+        plan = self._plan(decision)
+        return RankStep(runtime, plan, self.layout, stage_step, modes, self._step, timeout_ms)
+
+
+def step_result(rank_steps, layout, request):
+    report = StepReport(tuple(rank_report(rank_step) for rank_step in rank_steps))
+    for rank_step in rank_steps:
+        stage_step = rank_step.stage_step
+        if stage_step.stage == layout.loss_stage:
+            has_loss = request.loss_fn is not None
+            has_metrics = any(m is not None for m in stage_step.metrics)
+            return StepResult(
+                losses=stage_step.losses if has_loss else None,
+                metrics=stage_step.metrics if has_metrics else None,
+                outputs=stage_step.outputs if request.return_outputs else None,
+                report=report,
+            )
+    return StepResult(losses=None, metrics=None, outputs=None, report=report)
+
+
+class LocalSession(Session):
+    """All ranks are threads of this process."""
+
+    def __init__(self, layout):
+        super().__init__(layout)
+        self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
+        self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
+        logger.info("%d ranks in one process, version %s", layout.num_ranks,
+                    _C.build_info()["version"])
+
+    def _run(self, modules, request):
+        decision = decide(request, [request.view()], self.layout)
+        self._plan(decision)  # refuses before anything starts
+        modes = CallerModes(request.forward_only)
+        rank_steps = [
+            self._rank_step(runtime, modules, request, decision, modes)
+            for runtime in self._runtimes
+        ]
+        self._step += 1
+        finished = queue.SimpleQueue()
+        for worker, rank_step in zip(self._workers, rank_steps):
+            worker.submit(rank_step, finished)
+        errors = self._wait(rank_steps, finished)
+        if errors:
+            self._raise_first(rank_steps, errors)
+        return step_result(rank_steps, self.layout, request)
+
+    def _wait(self, rank_steps, finished):
+        """Wait for every rank; interruptible. The exceptions of those that ended early."""
+        errors = []
+        num_left = len(rank_steps)
+        try:
+            while num_left:
+                _, error = finished.get()
+                num_left -= 1
+                if error is not None:
+                    errors.append(error)
+                    if not isinstance(error, _C.StatusError):
+                        self._abort(_C.StatusCode.CLOSED, f"a worker ended with {error!r}")
+        except BaseException:
+            # Ctrl-C: the tasks that run now are waited for; another Ctrl-C leaves them alone.
+            self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
+            try:
+                while num_left:
+                    finished.get()
+                    num_left -= 1
+            finally:
+                self.close("its last step was interrupted")
+            raise
+        return errors
+
+    def _abort(self, code, message):
+        for runtime in self._runtimes:
+            runtime.abort(code, runtime.rank, message)
+
+    def _raise_first(self, rank_steps, errors):
+        own_bug = next((e for e in errors if not isinstance(e, _C.StatusError)), None)
+        self.close("its last step ended with an error")
+        if own_bug is not None:
+            raise own_bug
+        first = errors[0]
+        cause = next(
+            (r.stage_error for r in rank_steps if r.runtime.rank == first.origin_rank), None
+        )
+        raise error_from_status(first.code, first.origin_rank, first.message) from cause
+
+    def _end(self):
+        if self._in_step.locked():
+            self._abort(_C.StatusCode.CLOSED, self.closed_because)
+        ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
+        if not all(ended):
+            logger.warning("a stage is still running while its pipeline is closed")
+            _sessions_of_parent.append(self)  # its thread still uses the runtime
+            return
+        for runtime in self._runtimes:
+            runtime.close(0)
+        self._runtimes = []
+
+
+def close_all():
+    """Close every session of this process, at its exit."""
+    for session in list(_open_sessions):
+        try:
+            session.close("the process ends")
+        except Exception:
+            logger.exception("closing a pipeline at exit")
+
+
+def _leave_to_parent():
+    for session in list(_open_sessions):
+        session.closed_because = "this process was forked from the one that owns it"
+        _sessions_of_parent.append(session)
+    _open_sessions.clear()
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_leave_to_parent)

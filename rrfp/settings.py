@@ -1,0 +1,55 @@
+"""The only reader of ``RRFP_*`` environment variables. Read once, when rrfp is imported."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    Attributes:
+        heartbeat_ms: RRFP_HEARTBEAT_MS. How often a rank says that it is alive.
+        peer_timeout_s: RRFP_PEER_TIMEOUT_S. Silence after which a process counts as lost.
+        spin_us: RRFP_SPIN_US. How long the progress thread spins before it sleeps.
+        close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
+    """
+
+    heartbeat_ms: int = 500
+    peer_timeout_s: float = 60.0
+    spin_us: int = 0
+    close_timeout_s: float = 5.0
+
+
+def _number(environment, name, convert, default, least):
+    text = environment.get(name)
+    if text is None:
+        return default
+    try:
+        value = convert(text)
+    except ValueError:
+        value = None
+    if value is None or not value >= least:
+        raise ValueError(
+            f"{name} is {text!r}; it must be a number of at least {least}. Unset it for the "
+            f"default, {default}."
+        )
+    return value
+
+
+def read_settings(environment=os.environ):
+    """Settings from the variables of ``environment``."""
+    default = Settings()
+    return Settings(
+        heartbeat_ms=_number(environment, "RRFP_HEARTBEAT_MS", int, default.heartbeat_ms, 1),
+        peer_timeout_s=_number(
+            environment, "RRFP_PEER_TIMEOUT_S", float, default.peer_timeout_s, 0.1
+        ),
+        spin_us=_number(environment, "RRFP_SPIN_US", int, default.spin_us, 0),
+        close_timeout_s=_number(
+            environment, "RRFP_CLOSE_TIMEOUT_S", float, default.close_timeout_s, 0
+        ),
+    )
+
+
+SETTINGS = read_settings()

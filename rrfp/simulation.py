@@ -1,0 +1,164 @@
+"""A step in virtual time, decided by the same code that decides real ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rrfp import _C
+from rrfp.agreement import decide
+from rrfp.arguments import StepRequest
+from rrfp.layout import make_layout
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class SimulatedTask:
+    """A task with its start and end in seconds."""
+
+    task: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """What ``simulate`` found.
+
+    Attributes:
+        makespan_s: From the first start to the last end.
+        ranks: Per rank, its tasks in the order run.
+        peak_units: Per rank, the most microbatches in flight at once.
+        limit_units: Per rank, how many were allowed; -1: any number.
+        overtakes: Tasks that ran before one that the hint puts first.
+    """
+
+    makespan_s: float
+    ranks: tuple
+    peak_units: tuple
+    limit_units: tuple
+    overtakes: int
+
+    def order(self, rank):
+        """Task texts of a rank in the order run."""
+        return [task.task for task in self.ranks[rank]]
+
+
+def simulate(
+    durations,
+    *,
+    num_stages,
+    num_microbatches,
+    latency=0.0,
+    hint="auto",
+    slack="auto",
+    max_in_flight=None,
+    microbatch_order="given",
+    costs=None,
+    forward_only=False,
+    fifo_links=False,
+):
+    """Simulate one step with given durations.
+
+    Args:
+        durations: Seconds per task: ``{(kind, stage, microbatch): seconds}`` with kind ``"F"``
+            or ``"B"``, or a callable of these three.
+        num_stages: Stages of the chain, one per rank.
+        num_microbatches: Microbatches of the step.
+        latency: Seconds between a task's end and the arrival of its result: a number, or a
+            callable of the finished task's kind, stage and microbatch.
+        hint, slack, max_in_flight, microbatch_order, costs, forward_only: As in
+            ``run_pipeline``.
+        fifo_links: Messages between two ranks arrive in the order sent.
+
+    Returns:
+        ``SimulatedStep``.
+
+    Raises:
+        ValueError: A duration that is missing or negative, or arguments that cannot be run.
+
+    Example:
+        >>> import rrfp
+        >>> step = rrfp.simulate(lambda kind, stage, m: 1.0 if kind == "F" else 2.0,
+        ...                      num_stages=4, num_microbatches=8, hint="1f1b", slack=0)
+        >>> step.makespan_s
+        33.0
+    """
+    layout = make_layout(num_stages, None, "loop")
+    request = StepRequest(
+        layout,
+        set(),
+        [None] * num_microbatches,
+        None,
+        None,
+        num_microbatches=num_microbatches,
+        stage_kwargs=None,
+        hint=hint,
+        slack=slack,
+        max_in_flight=max_in_flight,
+        microbatch_order=microbatch_order,
+        costs=costs,
+        loss_reduction="sum",
+        grad_scale=None,
+        return_outputs=False,
+        broadcast_loss=False,
+        forward_only=forward_only,
+        stall_timeout_s=1.0,
+    )
+    plan = decide(request, [request.view()], layout).plan(layout)
+    kinds = "F" if forward_only else "FB"
+    result = _C.simulate(
+        plan,
+        _table("durations", _lookup(durations), kinds, num_stages, num_microbatches),
+        _table("latency", _latency(latency), kinds, num_stages, num_microbatches),
+        fifo_links,
+    )
+    if not result.finished:
+        raise AssertionError("a simulated step did not finish; this is a bug in rrfp")
+    return SimulatedStep(
+        makespan_s=result.makespan_ns / _NS,
+        ranks=tuple(
+            tuple(SimulatedTask(text, start / _NS, end / _NS) for text, start, end in tasks)
+            for tasks in result.ranks
+        ),
+        peak_units=tuple(result.peak_units),
+        limit_units=tuple(plan.limit_units(rank) for rank in range(layout.num_ranks)),
+        overtakes=result.overtakes,
+    )
+
+
+def _lookup(durations):
+    if callable(durations):
+        return durations
+    if not isinstance(durations, Mapping):
+        raise TypeError(
+            f"durations is a {type(durations).__name__}; pass {{(kind, stage, microbatch): "
+            "seconds}} or a callable."
+        )
+
+    def look_up(kind, stage, microbatch):
+        try:
+            return durations[kind, stage, microbatch]
+        except KeyError:
+            raise ValueError(f"durations has no entry for {kind, stage, microbatch}.") from None
+
+    return look_up
+
+
+def _latency(latency):
+    return latency if callable(latency) else lambda kind, stage, microbatch: latency
+
+
+def _table(name, seconds_of, kinds, num_stages, num_microbatches):
+    """Nanoseconds by kind F and B, stage and microbatch, in one list."""
+    table = []
+    for kind in "FB":
+        for stage in range(num_stages):
+            for microbatch in range(num_microbatches):
+                seconds = seconds_of(kind, stage, microbatch) if kind in kinds else 0.0
+                if not 0 <= seconds < 1e9:
+                    raise ValueError(
+                        f"{name} of {stage}{kind}{microbatch} is {seconds!r}; it must be at "
+                        "least 0 s."
+                    )
+                table.append(round(seconds * _NS))
+    return table

@@ -1,0 +1,281 @@
+"""One stage in one step: its tables by microbatch, and how its tasks run.
+
+Nothing here waits, sends or chooses; ``worker.py`` calls ``forward`` and ``backward`` in
+whatever order the runtime decides.
+"""
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+
+from rrfp.boundary import Parcel, flatten, gradients_parcel
+
+
+class _Arrival(torch.autograd.Function):
+    """Tensors from another stage enter this stage's graph; their gradients end in the box.
+
+    Its outputs are neither leaves nor views, so that a stage may begin with an in-place layer.
+    """
+
+    @staticmethod
+    def forward(ctx, anchor, box):
+        ctx.set_materialize_grads(False)
+        ctx.box = box
+        tensors, box.tensors = box.tensors, ()
+        return tensors
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.box.gradients = gradients
+        return None, None
+
+
+class _Box:
+    __slots__ = ("tensors", "gradients")
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.gradients = (None,) * len(tensors)
+
+
+@dataclass
+class StageInputs:
+    """What the caller gave to one stage for a step; None where it gave nothing.
+
+    Attributes:
+        inputs: Per microbatch, on a source stage.
+        targets: Per microbatch, on a loss stage.
+        kwargs: Per microbatch, a dict of keyword arguments.
+    """
+
+    inputs: list | None = None
+    targets: list | None = None
+    kwargs: list | None = None
+
+
+@dataclass
+class LossRule:
+    """How a loss stage computes its loss and how its gradient begins.
+
+    Attributes:
+        loss_fn: ``loss_fn(output, target)``, or None when outputs alone are wanted.
+        factors: Per microbatch, what d(loss) is multiplied with: weight times grad_scale.
+    """
+
+    loss_fn: object
+    factors: list = field(default_factory=list)
+
+
+class StageStep:
+    """A stage's tasks in one step; used by its rank's worker only."""
+
+    def __init__(self, stage, module, given, loss_rule, num_microbatches, modes, forward_only,
+                 return_outputs):
+        self.stage = stage
+        self.module = module
+        self.given = given
+        self.loss_rule = loss_rule  # None: not a loss stage
+        self.modes = modes
+        self.forward_only = forward_only
+        self.return_outputs = return_outputs
+        self.losses = [None] * num_microbatches
+        self.metrics = [None] * num_microbatches
+        self.outputs = [None] * num_microbatches
+        self._saved = [None] * num_microbatches  # (roots, box, held) from F to B
+        self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
+        self._anchor = torch.zeros((), device="cpu", requires_grad=True)
+        self._buffers = {b.untyped_storage().data_ptr() for b in module.buffers()}
+        # Parameters that have no gradient yet, the only ones that can take one over (see
+        # _own_gradients).
+        self._fresh = [p for p in module.parameters() if p.requires_grad and p.grad is None]
+
+    def forward(self, microbatch, parcel):
+        """Run F on the parcel of the stage before, None on a source stage.
+
+        Returns the parcel for the next stage; None on a loss stage.
+        """
+        box = None
+        if parcel is None:
+            value = self.given.inputs[microbatch]
+        else:
+            box = self._arrive(parcel)
+            value = parcel.value()
+        args = value if type(value) is tuple else (value,)
+        kwargs = self.given.kwargs[microbatch] if self.given.kwargs is not None else {}
+        autocast = self.modes.autocast()
+        if autocast is None:
+            output, loss = self._call(microbatch, args, kwargs)
+        else:
+            with autocast:
+                output, loss = self._call(microbatch, args, kwargs)
+        if self.loss_rule is not None:
+            self._keep_loss(microbatch, output, loss, box, args, kwargs)
+            return None
+        return self._hand_over(microbatch, output, box, args, kwargs)
+
+    def backward(self, microbatch, parcel):
+        """Run B on the gradients from the stage behind, None on a loss stage.
+
+        Returns the gradients for the stage before as a parcel; None on a source stage.
+        """
+        roots, box, held = self._saved[microbatch]
+        self._saved[microbatch] = None
+        gradients = [self._seed(microbatch, roots[0])] if parcel is None else parcel.leaves
+        if any(gradient is None for gradient in gradients):
+            pairs = [(r, g) for r, g in zip(roots, gradients) if g is not None]
+            roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        del roots, gradients, held
+        if not self.return_outputs:
+            self._forget(microbatch)
+        if self.given.inputs is not None:
+            return None
+        return gradients_parcel(self._own_gradients(box))
+
+    def _call(self, microbatch, args, kwargs):
+        output = self.module(*args, **kwargs)
+        if self.loss_rule is None or self.loss_rule.loss_fn is None:
+            return output, None
+        targets = self.given.targets
+        target = targets[microbatch] if targets is not None else None
+        return output, self.loss_rule.loss_fn(output, target)
+
+    def _arrive(self, parcel):
+        """Make the parcel's leaves part of this stage's graph; None when no gradient is due."""
+        if not parcel.needs_grad or not self.modes.grad:
+            return None
+        leaves = parcel.leaves
+        box = _Box(tuple(leaves[index] for index in parcel.needs_grad))
+        for index, tensor in zip(parcel.needs_grad, _Arrival.apply(self._anchor, box)):
+            leaves[index] = tensor
+        return box
+
+    def _hand_over(self, microbatch, output, box, args, kwargs):
+        tree, leaves = flatten(output)
+        roots, needs_grad, handed = [], [], []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.requires_grad:
+                    roots.append(leaf)
+                    needs_grad.append(index)
+                leaf = self._detach(microbatch, leaf, args, kwargs)
+            handed.append(leaf)
+        if not self.forward_only:
+            # The handed leaves stay too: as long as they live, no other tensor has their address.
+            self._saved[microbatch] = (roots, box, tuple(handed))
+        return Parcel(tree, handed, needs_grad)
+
+    def _detach(self, microbatch, tensor, args, kwargs):
+        """The tensor for another holder: same memory, same version counter, no graph."""
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"stage {self.stage} returned a tensor on {tensor.device}; only CPU tensors are "
+                "supported yet."
+            )
+        detached = tensor.detach()
+        if tensor.layout is not torch.strided:
+            return detached
+        address = tensor.untyped_storage().data_ptr()
+        if address in self._buffers:
+            return detached.clone()  # the next forward may change it before this one is read
+        known = self._live.get(address)
+        if known is not None and known[0] != microbatch and known[1]() is not None:
+            self._refuse_reuse(microbatch, known[0], address, args, kwargs)
+        if address:
+            self._live[address] = (microbatch, weakref.ref(detached))
+        return detached
+
+    def _refuse_reuse(self, microbatch, other, address, args, kwargs):
+        allowed = (*self.module.parameters(), *flatten((args, kwargs))[1])
+        for tensor in allowed:
+            if isinstance(tensor, torch.Tensor) and (
+                tensor.untyped_storage().data_ptr() == address
+            ):
+                return
+        raise ValueError(
+            f"stage {self.stage} returned the same memory for microbatch {microbatch} as for "
+            f"microbatch {other}, which is still in flight. Outputs in a static buffer (CUDA "
+            "graphs, preallocated tensors) would be overwritten: return .clone() of it."
+        )
+
+    def _forget(self, microbatch):
+        self._live = {a: entry for a, entry in self._live.items() if entry[0] != microbatch}
+
+    def _keep_loss(self, microbatch, output, loss, box, args, kwargs):
+        if self.loss_rule.loss_fn is not None:
+            metrics = None
+            if type(loss) is tuple and len(loss) == 2:
+                loss, metrics = loss
+            self._check_loss(microbatch, loss)
+            self.losses[microbatch] = loss.detach()
+            self.metrics[microbatch] = detach_tree(metrics)
+        tree, leaves = flatten(output)
+        handed = [
+            self._detach(microbatch, leaf, args, kwargs) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
+        if self.return_outputs:
+            self.outputs[microbatch] = Parcel(tree, handed).value()
+        if not self.forward_only:
+            self._saved[microbatch] = ([loss], box, handed)
+
+    def _check_loss(self, microbatch, loss):
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(
+                f"loss_fn returned a {type(loss).__name__} for microbatch {microbatch}; return a "
+                "scalar tensor, or (scalar tensor, metrics)."
+            )
+        if loss.dim() != 0 and loss.numel() != 1:
+            raise ValueError(
+                f"loss_fn returned a loss of shape {tuple(loss.shape)} for microbatch "
+                f"{microbatch}; it must be a scalar. Reduce it, with .mean() or .sum()."
+            )
+        if not self.forward_only and not loss.requires_grad:
+            raise ValueError(
+                f"the loss of microbatch {microbatch} does not require grad, so there is nothing "
+                "to train. Check that it is computed from the stage's output, or pass "
+                "forward_only=True."
+            )
+
+    def _seed(self, microbatch, loss):
+        """The gradient of the loss itself: its weight and scale, in the loss's dtype.
+
+        A new tensor every time: a parameter may take its memory over as ``.grad``.
+        """
+        factor = self.loss_rule.factors[microbatch]
+        return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
+
+    def _own_gradients(self, box):
+        """The captured input gradients, none of which shares memory with a parameter's ``.grad``.
+
+        Autograd may let a parameter keep the very memory of an incoming gradient as its
+        ``.grad``; the next backward would add to it while the gradient is still on its way.
+        """
+        gradients = [] if box is None else list(box.gradients)
+        if self._fresh:
+            taken = [p for p in self._fresh if p.grad is not None]
+            if taken:
+                self._fresh = [p for p in self._fresh if p.grad is None]
+                addresses = {
+                    p.grad.untyped_storage().data_ptr()
+                    for p in taken
+                    if p.grad.layout is torch.strided
+                }
+                gradients = [
+                    g.clone()
+                    if g is not None and g.untyped_storage().data_ptr() in addresses
+                    else g
+                    for g in gradients
+                ]
+        return gradients
+
+
+def detach_tree(value):
+    """The value with every tensor in it detached."""
+    if value is None:
+        return None
+    tree, leaves = flatten(value)
+    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return Parcel(tree, detached).value()

@@ -1,0 +1,119 @@
+"""The loop that runs a rank's tasks, and the threads it runs on in one process."""
+
+import queue
+import threading
+import traceback
+
+from rrfp import _C
+from rrfp.boundary import decode, encode
+from rrfp.errors import stage_failure_text
+
+# Upper bound of one wait in the core; it looks for signals several times a second anyway.
+_CLAIM_TIMEOUT_MS = 60_000
+
+
+class RankStep:
+    """One rank in one step: the plan, its stage and the runtime that says what comes next."""
+
+    def __init__(self, runtime, plan, layout, stage_step, modes, step, stall_timeout_ms):
+        self.runtime = runtime
+        self.plan = plan
+        self.stage_step = stage_step
+        self.modes = modes
+        self.step = step
+        self.stall_timeout_ms = stall_timeout_ms
+        self.times = None
+        self.records = None
+        self.stage_error = None  # the exception of a stage of this rank
+        stage = stage_step.stage
+        self._next_stage = stage + 1 if stage + 1 < layout.num_stages else None
+        self._last_stage = stage - 1 if stage > 0 else None
+
+    def run(self, other_thread):
+        """Run every task of the step.
+
+        Raises:
+            StatusError: The step ended early, here or elsewhere; every rank has been told.
+        """
+        runtime = self.runtime
+        with self.modes.adopted(other_thread):
+            runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
+            tasks = self.plan.tasks(runtime.rank)
+            while True:
+                local = runtime.claim(_CLAIM_TIMEOUT_MS)
+                if local >= 0:
+                    _, kind, microbatch = tasks[local]
+                    try:
+                        self._run_task(local, kind, microbatch)
+                    except (_C.StatusError, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self._end_everywhere(tasks[local], error)
+                        continue  # claim() raises what ended the step
+                    runtime.retire(local)
+                elif local == _C.ALL_CLAIMED:
+                    break
+        self.times = runtime.end_step()
+        self.records = runtime.records()
+
+    def _run_task(self, local, kind, microbatch):
+        runtime = self.runtime
+        inputs = runtime.take_inputs(local)
+        parcel = inputs[-1] if inputs else None
+        if type(parcel) is _C.Inbound:
+            parcel = decode(parcel)
+        del inputs
+        if kind == "F":
+            result, target = self.stage_step.forward(microbatch, parcel), self._next_stage
+        else:
+            result, target = self.stage_step.backward(microbatch, parcel), self._last_stage
+        if result is None:
+            return
+        if runtime.shares_address_space:
+            runtime.post_object(local, target, result)
+        else:
+            runtime.post_tensors(local, target, *encode(result))
+
+    def _end_everywhere(self, task, error):
+        """Tell every rank that a task raised an exception."""
+        stage, kind, microbatch = task
+        self.stage_error = error
+        text = stage_failure_text(
+            f"{stage}{kind}{microbatch}", error, "".join(traceback.format_exception(error))
+        )
+        self.runtime.abort(_C.StatusCode.STAGE_FAILED, self.runtime.rank, text)
+
+
+class Worker:
+    """A persistent thread that runs the steps of one rank."""
+
+    def __init__(self, name):
+        self._jobs = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.thread.start()
+
+    def submit(self, rank_step, finished):
+        """Run a step; ``finished`` (a queue) gets (rank_step, exception or None)."""
+        self._jobs.put((rank_step, finished))
+
+    def close(self, timeout_s):
+        """End the thread once its step is over; whether it ended in time."""
+        self._jobs.put(None)
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout_s)
+        return not self.thread.is_alive()
+
+    def _serve(self):
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            rank_step, finished = job
+            del job
+            error = None
+            try:
+                rank_step.run(other_thread=True)
+            except BaseException as caught:
+                error = caught
+            finished.put((rank_step, error))
+            del rank_step, finished, error  # nothing of a step outlives it here

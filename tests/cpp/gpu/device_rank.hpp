@@ -1,0 +1,315 @@
+// One rank with a device transport, a compute stream and a progress thread: what the tests and
+// the benchmark of device messages are made of. The channel is named by RRFP_TEST_CHANNEL
+// (ipc, nccl); RRFP_TEST_NCCL is the path of the NCCL library, which is loaded as torch would.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "comm/device_transport.hpp"
+#include "comm/ipc_channel.hpp"
+#include "comm/nccl_channel.hpp"
+#include "comm/payload_pool.hpp"
+#include "comm/socket_transport.hpp"
+#include "device/cuda_check.hpp"
+#include "device/stream_timeline.hpp"
+#include "gpu/gpu_load.hpp"
+#include "gpu/rank_processes.hpp"
+
+namespace rrfp::test {
+
+inline std::string channel_name() {
+  const char* name = std::getenv("RRFP_TEST_CHANNEL");
+  return name == nullptr ? "ipc" : name;
+}
+
+inline void require(cudaError_t result, const char* call) { cuda_require(result, call, -1); }
+
+// Memory that host and device both see, zeroed.
+template <class T>
+T* shared_with_device() {
+  void* memory = nullptr;
+  require(cudaHostAlloc(&memory, sizeof(T), cudaHostAllocPortable | cudaHostAllocMapped),
+          "cudaHostAlloc");
+  std::memset(memory, 0, sizeof(T));
+  return static_cast<T*>(memory);
+}
+
+// An outbound message with device memory of its own; used again after on_sent().
+struct TestSend : OutboundMessage {
+  std::byte* memory = nullptr;
+  std::uint64_t capacity_bytes = 0;
+  Status status;
+  bool is_ended = false;
+};
+
+class DeviceRank final : public MessageSink {
+ public:
+  explicit DeviceRank(RankContext& context, std::uint64_t slab_bytes = 8 << 20);
+  ~DeviceRank() override;
+
+  // Segments of these sizes (multiples of 4), filled with words of seed, seed + 1, ... by a
+  // kernel that comes after `busy_us` of other work. `send` must have room for them.
+  void post(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
+            std::uint32_t seed, std::int64_t busy_us);
+  std::unique_ptr<TestSend> make_send(std::uint64_t capacity_bytes);
+  bool wait_ended(const TestSend& send, std::int64_t timeout_ms = 30000);
+  // Null at the time-out.
+  InboundMessage* wait_arrived(std::int64_t timeout_ms = 30000);
+  // Enqueues the check of its words on the compute stream, then poison, then gives it back.
+  void check_and_release(InboundMessage* message);
+  // Of everything checked so far; the stream is synchronised.
+  unsigned long long num_wrong();
+  bool wait_lost(std::int64_t timeout_ms);
+  Status lost_status();
+  std::size_t num_headers();
+
+  void on_header(RecvTicket ticket, const MessageHeader& header,
+                 std::span<const std::byte> metadata) override;
+  void on_message(std::int32_t peer, InboundMessage* message) override;
+  void on_sent(OutboundMessage* message, const Status& status) override;
+  void on_control(std::int32_t, const MessageHeader&, std::span<const std::byte>) override {}
+  void on_peer_lost(std::int32_t peer, const Status& status) override;
+
+  DeviceTransport& transport() { return *transport_; }
+  int device() const { return device_; }
+  void* stream() const { return stream_; }
+  std::int64_t last_arrival_ns() const { return last_arrival_ns_; }
+  bool answers_headers = true;  // false: tickets are kept in `kept_headers`
+  std::vector<std::pair<RecvTicket, MessageHeader>> kept_headers;
+  void answer(RecvTicket ticket, const MessageHeader& header,
+              std::span<const std::byte> metadata);
+
+ private:
+  template <class Condition>
+  bool wait(std::int64_t timeout_ms, Condition condition) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), condition);
+  }
+  std::unique_ptr<DataChannel> open_channel(RankContext& context, std::uint64_t slab_bytes,
+                                            std::shared_ptr<ReceiveMemory>* memory);
+
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<StreamTimeline> timeline_;
+  unsigned long long* num_wrong_ = nullptr;
+  PayloadPool pool_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<InboundMessage*> arrived_;
+  std::size_t num_headers_ = 0;
+  Status lost_status_;
+  std::atomic<std::int64_t> last_arrival_ns_{0};
+  std::atomic<bool> is_ending_{false};
+  std::unique_ptr<DeviceTransport> transport_;
+  std::thread progress_thread_;
+};
+
+inline DeviceRank::DeviceRank(RankContext& context, std::uint64_t slab_bytes) {
+  const bool is_nccl = channel_name() == "nccl";
+  int num_devices = 0;
+  if (is_nccl) {
+    // Several ranks on one device: NCCL takes them for different hosts.
+    setenv("NCCL_HOSTID", std::to_string(context.rank).c_str(), 0);
+    const char* path = std::getenv("RRFP_TEST_NCCL");
+    if (path != nullptr && dlopen(path, RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      throw std::runtime_error(dlerror());
+    }
+  }
+  require(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  if (num_devices >= context.num_ranks) unsetenv("NCCL_HOSTID");
+  device_ = context.rank % num_devices;
+  require(cudaSetDevice(device_), "cudaSetDevice");
+  require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  timeline_ = std::make_unique<StreamTimeline>(device_, stream_);
+  num_wrong_ = shared_with_device<unsigned long long>();
+
+  SocketListener listener;
+  SocketSetup setup;
+  setup.rank = context.rank;
+  setup.addresses = context.meet(listener.address());
+  setup.run = 7;
+  Status status;
+  std::unique_ptr<Transport> control = connect_sockets(listener, setup, &status);
+  if (!control) throw std::runtime_error(status.message);
+  std::shared_ptr<ReceiveMemory> memory;
+  std::unique_ptr<DataChannel> channel = open_channel(context, slab_bytes, &memory);
+  transport_ = std::make_unique<DeviceTransport>(std::move(control), std::move(channel), memory);
+  transport_->set_sink(this);
+  transport_->bind_reader(stream_);
+  context.meet("open");
+  progress_thread_ = std::thread([this] {
+    while (!is_ending_) {
+      if (transport_->progress(steady_now_ns()) == 0) std::this_thread::yield();
+    }
+  });
+}
+
+inline std::unique_ptr<DataChannel> DeviceRank::open_channel(
+    RankContext& context, std::uint64_t slab_bytes, std::shared_ptr<ReceiveMemory>* memory) {
+  std::string refusal;
+  std::unique_ptr<DataChannel> channel;
+  if (channel_name() == "ipc") {
+    auto endpoint = std::make_unique<IpcEndpoint>(context.rank, context.num_ranks, device_,
+                                                  slab_bytes);
+    *memory = endpoint->memory();
+    const auto addresses = context.meet(endpoint->address());
+    channel = open_ipc_channel(std::move(endpoint), addresses, &refusal);
+  } else {
+    std::vector<NcclEdge> edges;
+    for (int rank = 0; rank < context.num_ranks; ++rank) {
+      edges.push_back({rank, (rank + 1) % context.num_ranks});
+      edges.push_back({(rank + 1) % context.num_ranks, rank});
+    }
+    const NcclEndpoint endpoint(context.rank, edges, device_);
+    *memory = ReceiveMemory::create(device_, slab_bytes);
+    NcclSetup setup;
+    setup.addresses = context.meet(endpoint.address());
+    channel = open_nccl_channel(endpoint, setup, &refusal);
+  }
+  if (!channel) throw std::runtime_error(refusal);
+  return channel;
+}
+
+inline DeviceRank::~DeviceRank() {
+  is_ending_ = true;
+  progress_thread_.join();
+  transport_.reset();
+  for (InboundMessage* message : arrived_) message->release(message);
+  cudaStreamSynchronize(stream_);
+  timeline_.reset();
+}
+
+inline std::unique_ptr<TestSend> DeviceRank::make_send(std::uint64_t capacity_bytes) {
+  auto send = std::make_unique<TestSend>();
+  void* memory = nullptr;
+  DeviceGuard guard(device_);
+  require(cudaMalloc(&memory, capacity_bytes + kPayloadAlignment), "cudaMalloc");
+  send->memory = static_cast<std::byte*>(memory);
+  send->capacity_bytes = capacity_bytes;
+  return send;
+}
+
+inline void DeviceRank::post(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
+                             std::uint32_t seed, std::int64_t busy_us) {
+  send.header = MessageHeader{};
+  send.header.place = MemoryPlace::kDevice;
+  send.header.microbatch = static_cast<std::int32_t>(seed);
+  send.header.num_tensors = static_cast<std::uint32_t>(sizes.size());
+  send.metadata.resize(sizes.size() * sizeof(std::uint64_t));
+  if (!sizes.empty()) std::memcpy(send.metadata.data(), sizes.data(), send.metadata.size());
+  send.segments.clear();
+  send.is_ended = false;
+  if (busy_us > 0) launch_busy(stream_, busy_us);
+  std::byte* at = send.memory;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    launch_fill(stream_, reinterpret_cast<std::uint32_t*>(at), sizes[i] / 4,
+                seed + static_cast<std::uint32_t>(i));
+    send.segments.push_back({at, sizes[i]});
+    at += padded_bytes(sizes[i]);
+  }
+  if (at > send.memory + send.capacity_bytes) throw std::runtime_error("no room to send");
+  WordPoint computed;
+  const std::string failure = timeline_->record(&computed);
+  if (!failure.empty()) throw std::runtime_error(failure);
+  send.computed_word = computed.word;
+  send.computed_value = computed.value;
+  transport_->post_send(peer, &send);
+}
+
+inline bool DeviceRank::wait_ended(const TestSend& send, std::int64_t timeout_ms) {
+  return wait(timeout_ms, [&send] { return send.is_ended; });
+}
+
+inline InboundMessage* DeviceRank::wait_arrived(std::int64_t timeout_ms) {
+  if (!wait(timeout_ms, [this] { return !arrived_.empty(); })) return nullptr;
+  std::lock_guard lock(mutex_);
+  InboundMessage* message = arrived_.front();
+  arrived_.pop_front();
+  return message;
+}
+
+inline void DeviceRank::check_and_release(InboundMessage* message) {
+  std::vector<std::uint64_t> sizes(message->header.num_tensors);
+  if (!sizes.empty()) {
+    std::memcpy(sizes.data(), message->metadata.data(), message->metadata.size());
+  }
+  std::byte* at = message->payload;
+  auto seed = static_cast<std::uint32_t>(message->header.microbatch);
+  for (const std::uint64_t bytes : sizes) {
+    launch_check(stream_, reinterpret_cast<std::uint32_t*>(at), bytes / 4, seed++, num_wrong_);
+    at += padded_bytes(bytes);
+  }
+  launch_fill(stream_, reinterpret_cast<std::uint32_t*>(message->payload),
+              message->header.payload_bytes / 4, 0xdeadbeef);
+  message->release(message);
+}
+
+inline unsigned long long DeviceRank::num_wrong() {
+  require(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return __atomic_load_n(num_wrong_, __ATOMIC_ACQUIRE);
+}
+
+inline bool DeviceRank::wait_lost(std::int64_t timeout_ms) {
+  return wait(timeout_ms, [this] { return !lost_status_.ok(); });
+}
+
+inline Status DeviceRank::lost_status() {
+  std::lock_guard lock(mutex_);
+  return lost_status_;
+}
+
+inline std::size_t DeviceRank::num_headers() {
+  std::lock_guard lock(mutex_);
+  return num_headers_;
+}
+
+inline void DeviceRank::answer(RecvTicket ticket, const MessageHeader& header,
+                               std::span<const std::byte> metadata) {
+  InboundMessage* buffer = pool_.acquire(0);
+  buffer->header = header;
+  buffer->metadata.assign(metadata.begin(), metadata.end());
+  transport_->post_recv(ticket, buffer);
+}
+
+inline void DeviceRank::on_header(RecvTicket ticket, const MessageHeader& header,
+                                  std::span<const std::byte> metadata) {
+  {
+    std::lock_guard lock(mutex_);
+    ++num_headers_;
+    if (!answers_headers) kept_headers.emplace_back(ticket, header);
+    changed_.notify_all();
+  }
+  if (answers_headers) answer(ticket, header, metadata);
+}
+
+inline void DeviceRank::on_message(std::int32_t, InboundMessage* message) {
+  last_arrival_ns_ = steady_now_ns();
+  std::lock_guard lock(mutex_);
+  arrived_.push_back(message);
+  changed_.notify_all();
+}
+
+inline void DeviceRank::on_sent(OutboundMessage* message, const Status& status) {
+  std::lock_guard lock(mutex_);
+  auto& send = static_cast<TestSend&>(*message);
+  send.status = status;
+  send.is_ended = true;
+  changed_.notify_all();
+}
+
+inline void DeviceRank::on_peer_lost(std::int32_t, const Status& status) {
+  std::lock_guard lock(mutex_);
+  lost_status_ = status;
+  changed_.notify_all();
+}
+
+}  // namespace rrfp::test

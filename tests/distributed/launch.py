@@ -1,0 +1,149 @@
+"""Starts real processes for one fault, watches them, and cleans up whatever they leave.
+
+A job is ``fault_rank.py`` on P processes (or one process with all stages). Each prints events
+as JSON lines; ``Job.finish()`` returns them with the exit codes, or fails with everybody's
+output when the job is not over in time.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("fault_rank.py")
+
+
+@dataclass
+class RankEnd:
+    """How one process ended. ``events`` are the dictionaries it printed, in order."""
+
+    exit_code: int
+    events: list
+    stderr: str
+
+    def event(self, name):
+        return next((e for e in self.events if e["event"] == name), None)
+
+    @property
+    def error(self):
+        return self.event("error")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Job:
+    """Processes of one plan; use as a context manager, so that none survives the test."""
+
+    def __init__(self, plan, environment=None):
+        self.plan = plan
+        self.count = plan["num_ranks"] if plan["mode"] == "processes" else 1
+        self.folder = tempfile.TemporaryDirectory(prefix="rrfp-fault-")
+        port = str(free_port())
+        self.processes = []
+        for rank in range(self.count):
+            environ = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+                **(environment or {}),
+            }
+            out, err = (open(self.path(rank, kind), "w") for kind in ("out", "err"))
+            with out, err:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-X", "faulthandler", str(SCRIPT), json.dumps(plan)],
+                        stdout=out, stderr=err, env=environ, start_new_session=True,
+                    )
+                )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        self.folder.cleanup()
+
+    def path(self, rank, kind):
+        return Path(self.folder.name, f"{rank}.{kind}")
+
+    def events(self, rank):
+        lines = self.path(rank, "out").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_for(self, rank, name, timeout_s=60.0):
+        """The first event of that name of the rank."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for event in self.events(rank):
+                if event["event"] == name:
+                    return event
+            if self.processes[rank].poll() is not None and not self.path(rank, "out").exists():
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"rank {rank} never said {name!r}\n{self.transcript()}")
+
+    def send(self, rank, number):
+        os.kill(self.processes[rank].pid, number)
+
+    def transcript(self):
+        return "\n".join(
+            f"--- rank {rank}, exit {process.poll()}\n{self.path(rank, 'out').read_text()}"
+            f"{self.path(rank, 'err').read_text()[-6000:]}"
+            for rank, process in enumerate(self.processes)
+        )
+
+    def finish(self, timeout_s=60.0, ranks=None):
+        """RankEnd of every process (of ``ranks``); AssertionError with stacks when late."""
+        ranks = range(self.count) if ranks is None else ranks
+        deadline = time.monotonic() + timeout_s
+        for rank in ranks:
+            try:
+                self.processes[rank].wait(max(0.01, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                for process in self.processes:
+                    if process.poll() is None:
+                        process.send_signal(signal.SIGABRT)  # faulthandler prints all stacks
+                time.sleep(1.0)
+                raise AssertionError(
+                    f"rank {rank} has not ended after {timeout_s} s\n{self.transcript()}"
+                ) from None
+        return [
+            RankEnd(self.processes[r].returncode, self.events(r), self.path(r, "err").read_text())
+            for r in ranks
+        ]
+
+    def orphans(self):
+        """Ranks whose session still has a process although the rank itself has ended."""
+        left = []
+        for rank, process in enumerate(self.processes):
+            try:
+                os.killpg(process.pid, 0)
+                left.append(rank)
+            except ProcessLookupError:
+                pass
+        return left
+
+
+def run_job(plan, timeout_s=60.0, environment=None):
+    """Starts the plan, waits for its end, and returns (list of RankEnd, ranks with orphans)."""
+    with Job(plan, environment) as job:
+        ends = job.finish(timeout_s)
+        return ends, job.orphans(), job.transcript()

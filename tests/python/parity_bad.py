@@ -1,0 +1,191 @@
+"""Wrong arguments, each with what its error must say. Used in one process and across processes.
+
+A ``Bad`` changes the good call of ``good_call()``: ``change(rank)`` gives the arguments to
+replace on that rank (in one process rank is None: all stages are there).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import parity_model as model
+import torch
+
+NUM_RANKS = 3
+NUM_MICROBATCHES = 4
+NAN = math.nan
+
+
+@dataclass
+class Bad:
+    """``words`` must all stand in the message; ``where`` limits it to one process mode."""
+
+    change: object
+    words: list
+    error: str = "ValueError"
+    where: str = "both"
+    values: dict = field(default_factory=dict)
+
+    def arguments(self, rank):
+        return self.change(rank) if callable(self.change) else self.change
+
+
+def good_call(rank):
+    """Stages and arguments of a call that is right; rank None: one process with all stages."""
+    stages = [model.RecordingStage(5, s, torch.float64) for s in range(NUM_RANKS)]
+    inputs, targets, costs = model.make_batch(5, 0, NUM_MICROBATCHES, torch.float64)
+    arguments = {
+        "stages": stages if rank is None else {rank: stages[rank]},
+        "microbatches": inputs if rank in (None, 0) else None,
+        "targets": targets if rank in (None, NUM_RANKS - 1) else None,
+        "loss_fn": model.squared_error,
+        "costs": costs,
+        "stall_timeout_s": 30.0,
+    }
+    return stages, arguments
+
+
+def order(change=None):
+    """GPipe's order of the good call as task texts, changed by ``change(list)``."""
+    texts = [t for s in range(NUM_RANKS) for t in model.gpipe_texts(s, range(NUM_MICROBATCHES))]
+    if change:
+        change(texts)
+    return texts
+
+
+def on_rank(index, **arguments):
+    """A change on one rank only."""
+    return lambda rank: arguments if rank == index else {}
+
+
+def source(rank, **arguments):
+    return arguments if rank in (None, 0) else {}
+
+
+def options(name, values, words, **more):
+    """One Bad per value of an option; each message must name the option and the value."""
+    return {
+        f"{name}={value!r:.40}": Bad({name: value}, [*words, name], **more) for value in values
+    }
+
+
+BAD = {
+    "order omits": Bad({"hint": order(lambda t: t.remove("1B2"))}, ["1B2"]),
+    "order repeats": Bad({"hint": order(lambda t: t.append("2F0"))}, ["2F0", "twice"]),
+    "order invents": Bad({"hint": order(lambda t: t.append("7F0"))}, ["7F0"]),
+    "order invents microbatch": Bad({"hint": order(lambda t: t.append("1F9"))}, ["1F9"]),
+    "order with I": Bad({"hint": order(lambda t: t.__setitem__(-1, "2I3"))}, ["2I3"]),
+    "order malformed": Bad({"hint": order(lambda t: t.append("2f0"))}, ["2f0"]),
+    "order of numbers": Bad({"hint": [1, 2, 3]}, ["hint"], "TypeError"),
+    "order empty": Bad({"hint": []}, ["hint"]),
+    "order that waits for itself": Bad(
+        {"hint": order(lambda t: t.insert(0, t.pop(t.index("0B3")))), "slack": 0}, ["0B3"]
+    ),
+    "order of forwards that differs, slack bounded": Bad(
+        {"hint": order(lambda t: t.insert(0, t.pop(t.index("0F2")))), "slack": 1},
+        ["stage 1", "slack 1"],
+    ),
+    "order with another microbatch order": Bad(
+        {"hint": order(), "microbatch_order": "mid"}, ["microbatch_order", "given"]
+    ),
+    "limit below the order's peak": Bad(
+        {"hint": "1f1b", "slack": 0, "max_in_flight": 2}, ["max_in_flight", "2", "3"]
+    ),
+    "limit list too short": Bad({"max_in_flight": [2, 2]}, ["max_in_flight", "2", "3"]),
+    "limit list with 0": Bad({"max_in_flight": [2, 0, 2]}, ["max_in_flight", "0", "rank 1"]),
+    "mid without costs": Bad({"microbatch_order": "mid", "costs": None}, ["mid", "costs"]),
+    "costs too short": Bad({"costs": [1.0, 2.0]}, ["costs", "2", "4"]),
+    "costs nan": Bad({"costs": [1.0, NAN, 1.0, 1.0]}, ["costs", "nan"]),
+    "costs negative": Bad({"costs": [1.0, -2.0, 1.0, 1.0]}, ["costs", "-2"]),
+    "costs infinite": Bad({"costs": [1.0, math.inf, 1.0, 1.0]}, ["costs", "inf"]),
+    "order too short": Bad({"microbatch_order": [0, 1, 2]}, ["microbatch_order"]),
+    "order repeats microbatch": Bad({"microbatch_order": [0, 1, 1, 2]}, ["microbatch_order", "1"]),
+    "order out of range": Bad({"microbatch_order": [0, 1, 2, 4]}, ["microbatch_order", "4"]),
+    "order negative": Bad({"microbatch_order": [0, 1, 2, -1]}, ["microbatch_order", "-1"]),
+    "weights too short": Bad({"loss_reduction": [1.0, 2.0]}, ["loss_reduction", "2", "4"]),
+    "weights nan": Bad({"loss_reduction": [1.0, NAN, 1.0, 1.0]}, ["loss_reduction", "nan"]),
+    "targets of another length": Bad(
+        lambda r: {"targets": [0.0] * 3} if r in (None, 2) else {}, ["targets", "3", "4"]
+    ),
+    "microbatches empty": Bad(lambda r: source(r, microbatches=[]), ["microbatches"]),
+    "microbatches nowhere": Bad({"microbatches": None}, ["microbatches"]),
+    "iterator without a number": Bad(
+        lambda r: source(r, microbatches=iter([(torch.ones(1, model.WIDTH), 0)])),
+        ["num_microbatches"],
+    ),
+    "iterator ends early": Bad(
+        lambda r: {**source(r, microbatches=iter([(torch.ones(1, model.WIDTH), 0)] * 2)),
+                   "num_microbatches": 4},
+        ["2", "4"],
+    ),
+    "loss without targets": Bad({"targets": None}, ["targets"]),
+    "loss_fn missing": Bad({"loss_fn": None}, ["loss_fn"]),
+    "loss_fn not callable": Bad({"loss_fn": 3}, ["loss_fn"], "TypeError"),
+    "stage_kwargs too short": Bad(
+        lambda r: source(r, stage_kwargs={0: [{}] * 3}), ["stage_kwargs", "3", "4"]
+    ),
+    "stage_kwargs of nobody": Bad(
+        lambda r: source(r, stage_kwargs={9: [{}] * 4}), ["stage_kwargs", "9"]
+    ),
+    **options("hint", ["zigzag", "", "1F1B "], ["1f1b"]),
+    **options("num_microbatches", [-1, 0, 3], []),
+    **options("num_microbatches", ["4", 4.5], [], error="TypeError"),
+    **options("max_in_flight", [0, -1], []),
+    **options("max_in_flight", ["banana", "1f1b+x", "24GiB"], []),
+    **options("max_in_flight", [1.5, NAN, {}], [], error="TypeError"),
+    **options("slack", [-1, "soon"], []),
+    **options("slack", [1.5, []], [], error="TypeError"),
+    **options("microbatch_order", ["sideways"], ["mid"]),
+    **options("loss_reduction", ["median", []], []),
+    **options("grad_scale", [NAN, math.inf], []),
+    **options("grad_scale", ["big"], [], error="TypeError"),
+    **options("stall_timeout_s", [0, -1.0, NAN], []),
+    **options("stall_timeout_s", ["long"], [], error="TypeError"),
+    **options("transport", ["pigeon"], ["auto"]),
+    **options("lookahead", ["never"], ["jit"]),
+    **options("split_backward", [True], []),
+    **options("deterministic", [True], []),
+    **options("edges", [[(0, 2)]], []),
+    **options("tied", [[(0, "scale"), (1, "scale")]], []),
+    **options("placement", ["spiral", [0, 1], [0, 1, -1], [0, 0, 2]], []),
+    **options("num_ranks", [0, 5], []),
+    # In one process only.
+    "no stages": Bad({"stages": []}, ["stages"], where="threads"),
+    "stage twice": Bad(
+        lambda r: {"stages": [model.RecordingStage(1, 0, torch.float64)] * 3},
+        ["twice"], where="threads",
+    ),
+    "not a module": Bad({"stages": [3, 4]}, ["stages"], "TypeError", where="threads"),
+    "stage missing in the dict": Bad(
+        lambda r: {"stages": dict.fromkeys([0, 2], model.RecordingStage(1, 0, torch.float64))},
+        ["1"], where="threads",
+    ),
+    # Between processes only: ranks that disagree.
+    "ranks disagree on hint": Bad(
+        on_rank(1, hint="gpipe"), ["hint", "auto", "gpipe", "rank 1"], where="processes"
+    ),
+    "ranks disagree on slack": Bad(
+        on_rank(2, slack=2), ["slack", "2", "rank 2"], where="processes"
+    ),
+    "ranks disagree on M": Bad(
+        on_rank(2, num_microbatches=7), ["4", "7", "rank 2"], where="processes"
+    ),
+    "ranks disagree on limit": Bad(
+        on_rank(0, max_in_flight=2), ["max_in_flight", "2"], where="processes"
+    ),
+    "ranks disagree on reduction": Bad(
+        on_rank(1, loss_reduction="sum"), ["loss_reduction", "mean", "sum"], where="processes"
+    ),
+    "ranks disagree on costs": Bad(
+        on_rank(1, costs=[9.0, 1.0, 1.0, 1.0]), ["costs", "9"], where="processes"
+    ),
+    "ranks disagree on forward_only": Bad(
+        on_rank(1, forward_only=True), ["forward_only", "rank 1"], where="processes"
+    ),
+    "microbatches on two ranks": Bad(
+        on_rank(1, microbatches=[(torch.ones(1, model.WIDTH), 0)] * 4),
+        ["microbatches", "rank 1"], where="processes",
+    ),
+    "wrong on one rank only": Bad(
+        on_rank(1, slack=-4), ["slack", "-4", "rank 1"], where="processes"
+    ),
+}

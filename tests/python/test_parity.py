@@ -1,0 +1,84 @@
+"""The promise: whatever the hint, slack, limit, order, timing and process mode, gradients and
+losses are those of a plain loop over the microbatches.
+
+Would catch: a gradient lost, added twice or given to the wrong microbatch; losses in the order
+of execution; a scale applied twice; an inference forward; a limit overstepped; a deadlock.
+"""
+
+import itertools
+import os
+
+import parity_cases
+import parity_run
+import pytest
+from parity_group import run_everywhere, worker_group
+
+SEED = int(os.environ.get("RRFP_SEED", "20260518"))
+CASES = parity_cases.pairwise_cover(SEED, at_least=320)
+CHUNK = 150
+
+
+def run_case(case):
+    group = (
+        worker_group(1, distributed=False)
+        if case.mode == "threads"
+        else worker_group(case.num_ranks)
+    )
+    try:
+        parity_run.check(case, group.values(parity_run.run_rank, case))
+    except AssertionError as error:
+        raise AssertionError(f"seed {SEED}, {case!r}: {error}") from error
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_plain_loop(case):
+    run_case(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(20))
+def test_matches_plain_loop_thousands(chunk):
+    for case in parity_cases.pairwise_cover(SEED + 1 + chunk, at_least=CHUNK)[:CHUNK]:
+        run_case(case)
+
+
+def test_cover_is_pairwise(capsys):
+    """The suite says what it ran, and no pair of settings is missing from it."""
+    with capsys.disabled():
+        print(f"\nparity: seed {SEED}, {parity_cases.sizes_text(CASES)}")
+    rows = [vars(case) for case in CASES]
+    missing = []
+    for (name, values), (other, others) in itertools.combinations(parity_cases.FACTORS.items(), 2):
+        seen = {(row[name], row[other]) for row in rows}
+        for pair in itertools.product(values, others):
+            if parity_cases.is_allowed((name, pair[0]), (other, pair[1])) and pair not in seen:
+                missing.append((name, pair[0], other, pair[1]))
+    assert not missing
+    assert len(CASES) >= 300
+
+
+def echo(rank, num_ranks, delay_s):
+    import time
+
+    time.sleep(delay_s if rank == num_ranks - 1 else 0.0)
+    return rank
+
+
+def test_watchdog_kills_and_reports():
+    """The net itself: a case that hangs is ended, with the stacks of those who did not answer."""
+    from parity_group import WorkerGroup
+
+    group = WorkerGroup(2, distributed=False)
+    try:
+        assert [a.value for a in group.run(echo, 0.0)] == [0, 1]
+        with pytest.raises(AssertionError, match=r"watchdog: ranks \[1\](.|\n)*in echo"):
+            group.run(echo, 60.0, timeout_s=0.5)
+        assert not group.processes
+    finally:
+        group.kill()
+
+
+def test_modes_agree():
+    """The helpers of the other suites: one process owns all stages, several own one each."""
+    assert [a.value for a in run_everywhere("threads", 3, echo, 0.0)] == [0]
+    assert [a.value for a in run_everywhere("processes", 3, echo, 0.0)] == [0, 1, 2]

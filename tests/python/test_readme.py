@@ -1,0 +1,120 @@
+"""Every command and example of the pages is run by a test, every link leads somewhere, and the
+picture is what its script draws."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md"),
+                *ROOT.glob("tests/*.md"), *ROOT.glob("benchmarks/*.md"),
+                *ROOT.glob("third_party/*.md")])
+
+# Command of a page -> the test that runs it: file, function. A trailing comment is not part of a
+# command. `make test` is what runs this file, and .ci/run is it from a clean checkout.
+COMMANDS = {
+    "make test": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    "torchrun --nproc-per-node 4 examples/train_gpt.py":
+        ("test_train_job.py", "test_four_processes"),
+}
+PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py"}
+NOT_RUN = {"text"}  # languages of blocks that are drawings
+
+
+def blocks(page):
+    """(language, body) of each fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(body):
+    joined = body.replace("\\\n", " ")
+    lines = [re.sub(r"\s+#.*$", "", line).strip() for line in joined.splitlines()]
+    return [re.sub(r"\s+", " ", line) for line in lines if line and not line.startswith("#")]
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_run_by_a_test(page):
+    for language, body in blocks(page):
+        if language in NOT_RUN:
+            continue
+        if language == "python":
+            source = PYTHON_BLOCKS.get(name_of(page))
+            assert source, f"{name_of(page)} has a Python block that no test runs:\n{body}"
+            assert body == (ROOT / source).read_text(), f"the block and {source} differ"
+            continue
+        assert language == "sh", f"{name_of(page)}: a block of language {language!r}:\n{body}"
+        for command in commands(body):
+            assert command in COMMANDS, f"{name_of(page)}: no test runs: {command}"
+            file, function = COMMANDS[command]
+            assert f"def {function}(" in (ROOT / "tests/python" / file).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+
+
+def test_quickstart_learns():
+    done = subprocess.run([sys.executable, str(ROOT / "examples/01_quickstart.py")],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 30
+    assert losses[-1] < losses[0] / 2
+
+
+def test_quickstart_is_short_enough_to_read_at_a_glance():
+    code = [line for line in (ROOT / "examples/01_quickstart.py").read_text().splitlines()
+            if line.strip()]
+    assert len(code) <= 21
+
+
+def test_make_names_the_files_that_the_tests_run():
+    """`make train` starts the script that test_train_job.py runs, in both modes, and `make test`
+    this suite; running either from here would build an environment inside a test."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^train: build\n(?:\t.*\n)*\t\$\(PY\) examples/train_gpt\.py --ranks 4",
+                     makefile, re.MULTILINE)
+    assert re.search(r"^\t\$\(PY\) -m torch\.distributed\.run .*--nproc-per-node 4 "
+                     r"examples/train_gpt\.py", makefile, re.MULTILINE)
+    assert re.search(r"^test: build\n\t@?\$\(PY\) -m pytest", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+def test_picture_is_what_its_script_draws():
+    script = runpy.run_path(str(ROOT / "docs/img/late_message.py"))
+    assert script["draw"]() == (ROOT / "docs/img/late_message.svg").read_text()
+
+
+def test_picture_is_a_possible_execution():
+    """Both rows hold every task once, in no task before its inputs, and the fixed one in the
+    hint's order."""
+    script = runpy.run_path(str(ROOT / "docs/img/late_message.py"))
+    for may_overtake in (False, True):
+        spans = script["run"](may_overtake)
+        ends = {task: end for task, _, end in spans}
+        assert sorted(ends) == sorted(script["HINT"])
+        for task, start, end in spans:
+            microbatch = int(task[1:])
+            needed = (script["FORWARD_ARRIVES"][microbatch] if task[0] == "F"
+                      else ends[f"F{microbatch}"] + script["GRADIENT_AFTER"])
+            assert start >= needed and end - start == script["TICKS"][task[0]]
+        if not may_overtake:
+            assert [task for task, _, _ in spans] == script["HINT"]
+
+
+def test_measured_section_is_what_the_result_files_say():
+    script = runpy.run_path(str(ROOT / "docs/measured.py"))
+    text = (ROOT / "README.md").read_text()
+    assert script["page"](text) == text, "run: python docs/measured.py"
