@@ -1,12 +1,8 @@
 """What the ranks of a step agree on: one decision out of every rank's view."""
 
-import re
 from dataclasses import dataclass
 
 from rrfp import _C
-from rrfp.arguments import _is_int
-
-_BY_NAME = re.compile(r"1f1b(?:\+(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def decide(request, views, layout):
         hint=request.hint,
         order=tuple(request.order),
         slack=request.slack,
-        limits=_limits(request.max_in_flight, layout),
+        limits=request.limits,
         microbatch_order=_microbatch_order(request, costs, num_microbatches),
         weights=_weights(request.loss_reduction, num_microbatches),
         forward_only=request.forward_only,
@@ -114,44 +110,6 @@ def _agree_on_costs(views):
                 f"has {costs}. Pass the same values, or on one rank only."
             )
     return given[0][1] if given else None
-
-
-def _limits(max_in_flight, layout):
-    """Units per rank out of the argument; empty for the default."""
-    num_ranks = layout.num_ranks
-    if max_in_flight is None:
-        return ()
-    if _is_int(max_in_flight):
-        return _checked_limits([max_in_flight] * num_ranks)
-    if isinstance(max_in_flight, str):
-        match = _BY_NAME.match(max_in_flight)
-        if match is None:
-            raise ValueError(
-                f"max_in_flight is {max_in_flight!r}; limits in bytes are not supported yet. Pass "
-                "an int, a list of ints per rank, or '1f1b+2'."
-            )
-        extra = int(match.group(1) or 0)
-        return _checked_limits([num_ranks - layout.stage_of(r) + extra for r in range(num_ranks)])
-    if not isinstance(max_in_flight, (list, tuple)):
-        raise TypeError(
-            f"max_in_flight is {max_in_flight!r}; pass an int, a list of ints per rank, or "
-            "'1f1b+2'."
-        )
-    if len(max_in_flight) != num_ranks:
-        raise ValueError(
-            f"max_in_flight lists {len(max_in_flight)} limits for {num_ranks} ranks; give one per "
-            "rank."
-        )
-    return _checked_limits(max_in_flight)
-
-
-def _checked_limits(limits):
-    for rank, limit in enumerate(limits):
-        if not _is_int(limit) or not 1 <= limit < 2**31:
-            raise ValueError(
-                f"max_in_flight is {limit!r} for rank {rank}; it must be an int of at least 1."
-            )
-    return tuple(limits)
 
 
 def mid_order(costs):

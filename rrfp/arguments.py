@@ -14,6 +14,7 @@ import torch
 from rrfp import _C
 from rrfp.boundary import Parcel, flatten
 from rrfp.hints import normalise_hint
+from rrfp.limits import limits_per_rank
 from rrfp.stage import StageInputs
 
 
@@ -124,20 +125,38 @@ def _check_input(index, value):
     return Parcel(tree, detached).value()
 
 
-def _check_timeout(seconds):
-    if not _is_number(seconds) or not math.isfinite(seconds) or seconds <= 0:
-        raise ValueError(f"stall_timeout_s is {seconds!r}; it must be a positive number.")
-    return float(seconds)
+def is_timeout(seconds):
+    """Whether it is a number of seconds that can be waited for."""
+    return _is_number(seconds) and math.isfinite(seconds) and seconds > 0
+
+
+def check_timeout(name, seconds):
+    """Refuse what ``is_timeout`` does not take.
+
+    Raises:
+        TypeError: Not a number.
+        ValueError: Not positive, or not finite.
+    """
+    if not is_timeout(seconds):
+        kind = ValueError if _is_number(seconds) else TypeError
+        raise kind(f"{name} is {seconds!r}; it must be a positive number of seconds.")
+
+
+def _count(name, value, least):
+    """An int of at least ``least``."""
+    if not _is_int(value):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it must be an int.")
+    if not least <= value < 2**31:
+        raise ValueError(f"{name} is {value}; it must be at least {least}.")
+    return value
 
 
 def _normalise_slack(slack):
     if slack == "auto" or slack is None:
         return _C.UNLIMITED
-    if not _is_int(slack) or not 0 <= slack < 2**31:
-        raise ValueError(
-            f"slack is {slack!r}; it must be 'auto', None (unlimited) or an int of at least 0."
-        )
-    return slack
+    if isinstance(slack, str):
+        raise ValueError(f"slack is {slack!r}; use 'auto', None (unlimited) or an int.")
+    return _count("slack", slack, 0)
 
 
 def _normalise_reduction(loss_reduction):
@@ -190,14 +209,12 @@ class StepRequest:
     ):
         self.layout = layout
         self.own_stages = own_stages
-        if num_microbatches is not None and (not _is_int(num_microbatches) or num_microbatches < 1):
-            raise ValueError(
-                f"num_microbatches is {num_microbatches!r}; it must be an int of at least 1."
-            )
+        if num_microbatches is not None:
+            _count("num_microbatches", num_microbatches, 1)
         self.num_microbatches = num_microbatches
         self.hint, self.order = normalise_hint(hint)
         self.slack = _normalise_slack(slack)
-        self.max_in_flight = max_in_flight
+        self.limits = limits_per_rank(max_in_flight, layout)
         self.microbatch_order = microbatch_order
         self.costs = None if costs is None else _numbers("costs", costs, 0)
         self.loss_reduction = _normalise_reduction(loss_reduction)
@@ -205,14 +222,21 @@ class StepRequest:
         self.return_outputs = bool(return_outputs)
         self.broadcast_loss = bool(broadcast_loss)
         self.forward_only = bool(forward_only)
-        self.stall_timeout_s = _check_timeout(stall_timeout_s)
+        check_timeout("stall_timeout_s", stall_timeout_s)
+        self.stall_timeout_s = stall_timeout_s
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn is a {type(loss_fn).__name__}; it must be callable.")
         self.loss_fn = loss_fn
-        self._check_modes()
+        self._check_training()
         self.inputs = self._draw_inputs(microbatches)
         self.targets = draw("targets", targets, num_microbatches)
         self.kwargs = self._draw_kwargs(stage_kwargs)
+        if self.layout.loss_stage in own_stages and loss_fn is not None and self.targets is None:
+            raise ValueError(
+                "targets is None on the rank of the last stage, where loss_fn(output, target) is "
+                "called; pass one target per microbatch ([None] * num_microbatches for a loss_fn "
+                "that needs none)."
+            )
 
     def given_to(self, stage):
         """The tables of one stage of this rank."""
@@ -241,7 +265,7 @@ class StepRequest:
             "options": {
                 "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
                 "slack": "unlimited" if self.slack == _C.UNLIMITED else self.slack,
-                "max_in_flight": _plain(self.max_in_flight),
+                "max_in_flight": list(self.limits) or "the default",
                 "microbatch_order": _plain(order),
                 "loss_reduction": self.loss_reduction,
                 "return_outputs": self.return_outputs,
@@ -250,7 +274,7 @@ class StepRequest:
             },
         }
 
-    def _check_modes(self):
+    def _check_training(self):
         if self.layout.loss_stage in self.own_stages and not self.forward_only:
             if self.loss_fn is None:
                 raise ValueError(

@@ -8,6 +8,7 @@ stand), or ``{rank: [texts]}``.
 from collections.abc import Mapping, Sequence
 
 from rrfp import _C
+from rrfp.tasks import Task
 
 NAMES = ("auto", "1f1b", "gpipe", "bf", "fb", "b-priority", "f-priority")
 _LATER = ("bfw", "interleaved", "zb-h1", "zbv")
@@ -31,12 +32,17 @@ def normalise_hint(hint):
     if isinstance(hint, Mapping):
         texts = [text for rank in sorted(hint) for text in hint[rank]]
     elif isinstance(hint, Sequence):
-        texts = [str(text) for text in hint]
+        texts = list(hint)
     else:
         raise TypeError(
             f"hint is a {type(hint).__name__}; pass a name out of {NAMES}, a list of task texts, "
             "or {rank: list of task texts}."
         )
+    for text in texts:
+        if not isinstance(text, (str, Task)):
+            raise TypeError(
+                f"hint lists {text!r}, a {type(text).__name__}; list task texts such as '2F0'."
+            )
     texts = [str(text) for text in texts]
     if not texts:
         raise ValueError("hint is an empty order; list every task of every rank.")

@@ -61,17 +61,23 @@ def make_layout(num_stages, num_ranks, placement):
                 f"placement lists {len(rank_of_stage)} ranks for {num_stages} stages; give one "
                 "rank per stage."
             )
+        for rank in rank_of_stage:
+            if not isinstance(rank, int) or rank < 0:
+                raise ValueError(f"placement is {placement!r}; {rank!r} is not a rank.")
         if num_ranks is None:
             num_ranks = max(rank_of_stage) + 1
     num_ranks = num_stages if num_ranks is None else num_ranks
     if not isinstance(num_ranks, int) or num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks!r}; it must be an int of at least 1.")
     if num_ranks < num_stages:
-        raise ValueError(f"there are {num_stages} stages for {num_ranks} ranks, but {_ONE_STAGE}.")
+        raise ValueError(
+            f"there are {num_stages} stages for num_ranks {num_ranks} (placement "
+            f"{placement!r}), but {_ONE_STAGE}."
+        )
     if num_ranks > num_stages:
         raise ValueError(
-            f"there are {num_stages} stages for {num_ranks} ranks; a rank would have no stage. "
-            "Split the model further or use fewer ranks."
+            f"there are {num_stages} stages for num_ranks {num_ranks} (placement {placement!r}); "
+            "a rank would have no stage. Split the model further or use fewer ranks."
         )
     if sorted(rank_of_stage) != list(range(num_ranks)):
         raise ValueError(f"placement is {list(rank_of_stage)}, but {_ONE_STAGE}.")
@@ -107,11 +113,13 @@ def stage_table(stages, default_stage=0):
         raise ValueError("stages is empty; pass at least one stage.")
     for index, module in table.items():
         if not isinstance(index, int) or isinstance(index, bool):
-            raise TypeError(f"stage index {index!r} is a {type(index).__name__}; it must be an int.")
+            raise TypeError(f"stages names {index!r}; a stage index must be an int.")
         if index < 0:
             raise ValueError(f"stage index {index} is negative; stages count from 0.")
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"stage {index} is a {type(module).__name__}; it must be an nn.Module.")
+            raise TypeError(
+                f"stages has a {type(module).__name__} as stage {index}; it must be an nn.Module."
+            )
     return dict(sorted(table.items()))
 
 
@@ -133,6 +141,14 @@ def check_modules(table):
     Raises:
         ValueError: A module or parameter in two stages, or a tensor that is not on the CPU.
     """
+    stage_of_module = {}
+    for stage, module in table.items():
+        other = stage_of_module.setdefault(id(module), stage)
+        if other != stage:
+            raise ValueError(
+                f"stages holds one module twice, as stage {other} and as stage {stage}; give "
+                "each stage its own."
+            )
     owner = {}
     for stage, module in table.items():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):

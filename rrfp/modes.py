@@ -1,6 +1,7 @@
 """The caller's modes, for threads that run stages: torch keeps all of these per thread."""
 
 import contextlib
+import copy
 
 import torch
 from torch._C import _autograd
@@ -51,9 +52,5 @@ class CallerModes:
             return None
         stack = contextlib.ExitStack()
         for autocast in self.autocasts:
-            stack.enter_context(
-                torch.autocast(
-                    autocast.device, dtype=autocast.fast_dtype, cache_enabled=autocast._cache_enabled
-                )
-            )
+            stack.enter_context(copy.copy(autocast))  # an autocast object keeps state while in use
         return stack

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rrfp.arguments import StepRequest, refuse_unsupported
+from rrfp.arguments import StepRequest, check_timeout, is_timeout, refuse_unsupported
 from rrfp.layout import (
     check_modules,
     check_stages_complete,
@@ -79,6 +79,7 @@ class Pipeline:
                 "agreement_group": agreement_group,
             }
         )
+        check_timeout("set_up_timeout_s", set_up_timeout_s)
         self._modules, self._session = _open_session(
             stages, placement, num_ranks, group, transport, set_up_timeout_s
         )
@@ -184,7 +185,7 @@ def run_pipeline(
             boundary value: a tuple becomes positional arguments, anything else is one argument.
         microbatches: One input per microbatch on the rank of stage 0, None elsewhere. An
             iterator is drawn in full before anything runs, and needs ``num_microbatches``.
-        targets: One per microbatch, on the rank of the last stage. Default: None for each.
+        targets: One per microbatch, on the rank of the last stage.
         loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics).
         num_microbatches: Checked against what was given; other ranks learn it by themselves.
         stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
@@ -233,8 +234,10 @@ def run_pipeline(
         3
     """
     arguments = dict(locals())
+    # A wrong time-out is refused below, on every rank alike.
+    set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
     session, modules = _cached_session(
-        stages, placement, num_ranks, group, transport, stall_timeout_s
+        stages, placement, num_ranks, group, transport, set_up_timeout_s
     )
     for name in ("stages", "placement", "num_ranks", "group", "transport"):
         del arguments[name]

@@ -9,6 +9,7 @@ import torch
 
 from rrfp import _C
 from rrfp.agreement import decide
+from rrfp.arguments import is_timeout
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.layout import (
     check_modules,
@@ -108,7 +109,7 @@ class ProcessSession(Session):
                     torch.__version__)
 
     def refuse(self, error, timeout_s):
-        if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
         view = {"error": (type(error).__name__, str(error))}
         with self._ending_on_errors():

@@ -12,7 +12,9 @@
 //            - else ("earliest"): with e the earliest microbatch of the step's order whose
 //              forwards have not all been claimed here, holding h units here, F of e needs
 //              free >= 1 and any other F needs free >= (V - h) + 1.
-//            Both are deadlock-free for every hint and arrival order (docs/concepts.md).
+//            Both are deadlock-free in every order of arrival. Under bounded slack (k >= 1)
+//            that holds if the rank has one chunk and the hint runs forwards in the step's
+//            microbatch order, which the plan checks.
 // Slack 0    needs limit >= the order's own peak, checked when the step is planned; admission
 //            then follows from the order.
 // Rules      Forward prefers the lower chunk, backward the higher one, then the lower position.
@@ -28,7 +30,8 @@
 // Lifetime   `table` and `order` must outlive the arbiter.
 // Cost       select(): O(log64 tasks) per class head, classes being kinds x chunks, and
 //            O(log tasks) for the skip count. commit(): O(log tasks), amortised.
-// Checked    tests/cpp/unit/arbiter_test.cc, model/admission_model.cc.
+// Checked    tests/cpp/unit/arbiter_test.cc and arbiter_oracle_test.cc (brute-force twin),
+//            model/admission_model.cc (no reachable deadlock).
 #pragma once
 
 #include <cstdint>

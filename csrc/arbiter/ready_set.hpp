@@ -54,7 +54,14 @@ namespace rrfp {
 
 using ReadyWord = std::uint64_t;
 
-inline constexpr std::int32_t kReadyWordBits = 64;
+inline constexpr std::uint32_t kReadyWordBits = 64;
+
+// Indices of bits are unsigned here, so that these are a shift each.
+constexpr std::uint32_t ready_word_of(std::uint32_t index) { return index / kReadyWordBits; }
+constexpr ReadyWord ready_bit_of(std::uint32_t index) {
+  return ReadyWord{1} << (index % kReadyWordBits);
+}
+
 inline constexpr std::int32_t kMaxReadyLevels = 6;  // 64^6 exceeds every 32-bit index
 
 // The words of one class: level 0 is the leaf, the top level is a single word.
@@ -68,29 +75,27 @@ struct ReadyLevels {
 // weaken one at a time and see the nets go red.
 template <template <class> class Atom>
 struct ReadySteps {
-  static constexpr ReadyWord bit(std::int32_t index) {
-    return ReadyWord{1} << (index % kReadyWordBits);
-  }
-
-  static void publish(const ReadyLevels<Atom>& levels, std::int32_t index) {
+  static void publish(const ReadyLevels<Atom>& levels, std::uint32_t index) {
     for (std::int32_t level = 0; level < levels.num_levels; ++level) {
       // R1 at the leaf, R2 between the levels.
-      levels.words[level][index / kReadyWordBits].fetch_or(bit(index), std::memory_order_release);
-      index /= kReadyWordBits;
+      levels.words[level][ready_word_of(index)].fetch_or(ready_bit_of(index),
+                                                         std::memory_order_release);
+      index = ready_word_of(index);
     }
   }
 
-  // `below` was seen empty under bit `index` of `summary`.
-  static void repair(Atom<ReadyWord>& summary, std::int32_t index, const Atom<ReadyWord>& below) {
-    summary.fetch_and(~bit(index), std::memory_order_acquire);  // R2
+  // Word `index` of a level, `below`, was seen empty under its bit of `summary`.
+  static void repair(Atom<ReadyWord>& summary, std::uint32_t index, const Atom<ReadyWord>& below) {
+    summary.fetch_and(~ready_bit_of(index), std::memory_order_acquire);  // R2
     // The second look of R2; relaxed suffices, the clear has just acquired.
     if (below.load(std::memory_order_relaxed) != 0) {
-      summary.fetch_or(bit(index), std::memory_order_relaxed);  // R2
+      summary.fetch_or(ready_bit_of(index), std::memory_order_relaxed);  // R2
     }
   }
 
-  static bool take(Atom<ReadyWord>& leaf, std::int32_t index) {
-    return (leaf.fetch_and(~bit(index), std::memory_order_acquire) & bit(index)) != 0;  // R1
+  static bool take(Atom<ReadyWord>& leaf, std::uint32_t index) {
+    const ReadyWord bit = ready_bit_of(index);
+    return (leaf.fetch_and(~bit, std::memory_order_acquire) & bit) != 0;  // R1
   }
 };
 
@@ -103,9 +108,9 @@ class ReadySet {
   // Marks a task ready. False: it had arrived before, and nothing changed.
   bool arrive(std::int32_t task_class, std::int32_t index) {
     Class& of = classes_[task_class];
-    const ReadyWord bit = Steps::bit(index);
+    const ReadyWord bit = ready_bit_of(index);
     const ReadyWord before =
-        of.arrived[index / kReadyWordBits].fetch_or(bit, std::memory_order_relaxed);  // R3
+        of.arrived[ready_word_of(index)].fetch_or(bit, std::memory_order_relaxed);  // R3
     if ((before & bit) != 0) return false;
     Steps::publish(of.levels, index);
     return true;
@@ -116,14 +121,14 @@ class ReadySet {
 
   // Whether this very task is ready (arrived and not claimed).
   bool contains(std::int32_t task_class, std::int32_t index) const {
-    const Atom<ReadyWord>& leaf = classes_[task_class].levels.words[0][index / kReadyWordBits];
-    return (leaf.load(std::memory_order_acquire) & Steps::bit(index)) != 0;  // R1
+    const Atom<ReadyWord>& leaf = classes_[task_class].levels.words[0][ready_word_of(index)];
+    return (leaf.load(std::memory_order_acquire) & ready_bit_of(index)) != 0;  // R1
   }
 
   // Takes a ready task out. False: it is not ready, and nothing changed. The summary is left
   // as it is: the next head() repairs it if the word is empty then.
   bool claim(std::int32_t task_class, std::int32_t index) {
-    return Steps::take(classes_[task_class].levels.words[0][index / kReadyWordBits], index);
+    return Steps::take(classes_[task_class].levels.words[0][ready_word_of(index)], index);
   }
 
   std::int32_t num_classes() const { return static_cast<std::int32_t>(classes_.size()); }
@@ -134,7 +139,7 @@ class ReadySet {
     Atom<ReadyWord>* arrived = nullptr;  // one bit per task, never cleared
   };
 
-  static std::int32_t words_for(std::int32_t bits) {
+  static std::uint32_t words_for(std::uint32_t bits) {
     return (bits + kReadyWordBits - 1) / kReadyWordBits;
   }
 
@@ -149,7 +154,7 @@ ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class
   for (const std::int32_t num_tasks : tasks_per_class) {
     RRFP_INVARIANT(num_tasks > 0, "a class of the ready set has no tasks");
     num_words += words_for(num_tasks);  // the record
-    std::int32_t level_words = num_tasks;
+    std::uint32_t level_words = num_tasks;
     do {
       level_words = words_for(level_words);
       num_words += level_words;
@@ -159,7 +164,7 @@ ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class
   Atom<ReadyWord>* next = words_.data();
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     ReadyLevels<Atom>& levels = classes_[c].levels;
-    std::int32_t level_words = tasks_per_class[c];
+    std::uint32_t level_words = tasks_per_class[c];
     do {
       level_words = words_for(level_words);
       levels.words[levels.num_levels++] = next;
@@ -173,23 +178,25 @@ ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class
 template <template <class> class Atom, class Steps>
 std::int32_t ReadySet<Atom, Steps>::head(std::int32_t task_class) {
   const ReadyLevels<Atom>& levels = classes_[task_class].levels;
-  std::int32_t level = levels.num_levels - 1;
-  std::int32_t index = 0;  // of the word within its level
+  Atom<ReadyWord>* const* const leaf = levels.words.data();
+  Atom<ReadyWord>* const* const top = leaf + levels.num_levels - 1;
+  Atom<ReadyWord>* const* level = top;
+  std::uint32_t index = 0;  // of the word within its level
   for (;;) {
-    const ReadyWord word = levels.words[level][index].load(
-        level == 0 ? std::memory_order_acquire : std::memory_order_relaxed);  // R1; R2
-    if (word != 0) {
-      index = index * kReadyWordBits + std::countr_zero(word);
-      if (level == 0) return index;
+    const Atom<ReadyWord>& word = (*level)[index];
+    const ReadyWord bits =
+        word.load(level == leaf ? std::memory_order_acquire : std::memory_order_relaxed);  // R1; R2
+    if (bits != 0) {
+      index = index * kReadyWordBits + static_cast<std::uint32_t>(std::countr_zero(bits));
+      if (level == leaf) return static_cast<std::int32_t>(index);
       --level;
-    } else if (level == levels.num_levels - 1) {
+    } else if (level == top) {
       return -1;
     } else {
       // One level up and look again: what remains there, or what has arrived meanwhile.
-      Atom<ReadyWord>& summary = levels.words[level + 1][index / kReadyWordBits];
-      Steps::repair(summary, index, levels.words[level][index]);
-      index /= kReadyWordBits;
       ++level;
+      Steps::repair((*level)[ready_word_of(index)], index, word);
+      index = ready_word_of(index);
     }
   }
 }

@@ -39,7 +39,7 @@ DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
 }
 
 DeviceTransport::~DeviceTransport() {
-  abort({StatusCode::kClosed, rank(), "this rank closed its pipeline"});
+  abort({StatusCode::kClosed, rank(), "rank " + std::to_string(rank()) + " has closed its transport"});
   const std::int64_t deadline_ns = steady_now_ns() + kSettleMs * 1000000;
   do {
     progress(steady_now_ns());
@@ -168,7 +168,7 @@ std::size_t DeviceTransport::progress_peer(std::int32_t peer_rank) {
   std::size_t done = finish_departures(peer_rank) + finish_arrivals(peer_rank);
   if (peer.said_bye && peer.departing.empty() && peer.arriving.empty()) {
     stop(peer_rank, {StatusCode::kClosed, peer_rank,
-                     "rank " + std::to_string(peer_rank) + " closed its pipeline"});
+                     "rank " + std::to_string(peer_rank) + " has closed its pipeline"});
     ++done;
   }
   return done;

@@ -40,7 +40,9 @@ std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ra
   std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ranks;
   for (const auto& tasks : result.ranks) {
     auto& rank = ranks.emplace_back();
-    for (const auto& task : tasks) rank.emplace_back(to_text(task.task), task.start_ns, task.end_ns);
+    for (const auto& task : tasks) {
+      rank.emplace_back(to_text(task.task), task.start_ns, task.end_ns);
+    }
   }
   return ranks;
 }

@@ -232,7 +232,7 @@ void StepPlan::set_limits() {
                  "the in-flight limit of " + rank_text(rank) + " is " +
                      std::to_string(limits_.back()) + ", but hint \"" + options_.hint +
                      "\" with slack 0 needs " + std::to_string(peak) +
-                     " there; raise the limit to " + std::to_string(peak) +
+                     " there; raise max_in_flight to " + std::to_string(peak) +
                      ", or allow slack so that forwards can wait");
     } else if (options_.slack == 0) {
       limits_.push_back(peak);

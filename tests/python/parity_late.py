@@ -59,15 +59,13 @@ class LateRuntime:
         while self.pending:
             self.flush()
             local = self.runtime.claim(1)
+            if local == _C.ALL_CLAIMED:
+                self.flush(everything=True)
             if local != _C.CLAIMED_NOTHING:
                 return local
             if time.monotonic() > deadline:
                 return local
         return self.runtime.claim(timeout_ms)
-
-    def wait_sends(self, timeout_ms):
-        self.flush(everything=True)
-        return self.runtime.wait_sends(timeout_ms)
 
 
 @contextlib.contextmanager

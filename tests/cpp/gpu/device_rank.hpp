@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -57,9 +58,13 @@ class DeviceRank final : public MessageSink {
   ~DeviceRank() override;
 
   // Segments of these sizes (multiples of 4), filled with words of seed, seed + 1, ... by a
-  // kernel that comes after `busy_us` of other work. `send` must have room for them.
+  // kernel that comes after `busy_us` of other work, and then the device's clock to *stamp (null:
+  // not). `send` must have room for them.
   void post(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
-            std::uint32_t seed, std::int64_t busy_us);
+            std::uint32_t seed, std::int64_t busy_us, std::uint64_t* stamp = nullptr);
+  // The words are there already.
+  void post_computed(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
+                     std::uint32_t seed);
   std::unique_ptr<TestSend> make_send(std::uint64_t capacity_bytes);
   bool wait_ended(const TestSend& send, std::int64_t timeout_ms = 30000);
   // Null at the time-out.
@@ -82,7 +87,7 @@ class DeviceRank final : public MessageSink {
   DeviceTransport& transport() { return *transport_; }
   int device() const { return device_; }
   void* stream() const { return stream_; }
-  std::int64_t last_arrival_ns() const { return last_arrival_ns_; }
+  std::function<void(std::int64_t)> on_arrival;  // on the progress thread, with the time
   bool answers_headers = true;  // false: tickets are kept in `kept_headers`
   std::vector<std::pair<RecvTicket, MessageHeader>> kept_headers;
   void answer(RecvTicket ticket, const MessageHeader& header,
@@ -94,6 +99,8 @@ class DeviceRank final : public MessageSink {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), condition);
   }
+  static void describe(TestSend& send, const std::vector<std::uint64_t>& sizes,
+                       std::uint32_t seed);
   std::unique_ptr<DataChannel> open_channel(RankContext& context, std::uint64_t slab_bytes,
                                             std::shared_ptr<ReceiveMemory>* memory);
 
@@ -107,7 +114,6 @@ class DeviceRank final : public MessageSink {
   std::deque<InboundMessage*> arrived_;
   std::size_t num_headers_ = 0;
   Status lost_status_;
-  std::atomic<std::int64_t> last_arrival_ns_{0};
   std::atomic<bool> is_ending_{false};
   std::unique_ptr<DeviceTransport> transport_;
   std::thread progress_thread_;
@@ -198,8 +204,8 @@ inline std::unique_ptr<TestSend> DeviceRank::make_send(std::uint64_t capacity_by
   return send;
 }
 
-inline void DeviceRank::post(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
-                             std::uint32_t seed, std::int64_t busy_us) {
+inline void DeviceRank::describe(TestSend& send, const std::vector<std::uint64_t>& sizes,
+                                 std::uint32_t seed) {
   send.header = MessageHeader{};
   send.header.place = MemoryPlace::kDevice;
   send.header.microbatch = static_cast<std::int32_t>(seed);
@@ -207,21 +213,37 @@ inline void DeviceRank::post(int peer, TestSend& send, const std::vector<std::ui
   send.metadata.resize(sizes.size() * sizeof(std::uint64_t));
   if (!sizes.empty()) std::memcpy(send.metadata.data(), sizes.data(), send.metadata.size());
   send.segments.clear();
+  send.computed_word = nullptr;
   send.is_ended = false;
-  if (busy_us > 0) launch_busy(stream_, busy_us);
   std::byte* at = send.memory;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    launch_fill(stream_, reinterpret_cast<std::uint32_t*>(at), sizes[i] / 4,
-                seed + static_cast<std::uint32_t>(i));
-    send.segments.push_back({at, sizes[i]});
-    at += padded_bytes(sizes[i]);
+  for (const std::uint64_t bytes : sizes) {
+    send.segments.push_back({at, bytes});
+    at += padded_bytes(bytes);
   }
   if (at > send.memory + send.capacity_bytes) throw std::runtime_error("no room to send");
+}
+
+inline void DeviceRank::post(int peer, TestSend& send, const std::vector<std::uint64_t>& sizes,
+                             std::uint32_t seed, std::int64_t busy_us, std::uint64_t* stamp) {
+  describe(send, sizes, seed);
+  if (busy_us > 0) launch_busy(stream_, busy_us);
+  for (const Segment& segment : send.segments) {
+    auto* words = reinterpret_cast<std::uint32_t*>(const_cast<std::byte*>(segment.data));
+    launch_fill(stream_, words, segment.bytes / 4, seed++);
+  }
+  if (stamp != nullptr) launch_stamp(stream_, stamp);
   WordPoint computed;
   const std::string failure = timeline_->record(&computed);
   if (!failure.empty()) throw std::runtime_error(failure);
   send.computed_word = computed.word;
   send.computed_value = computed.value;
+  transport_->post_send(peer, &send);
+}
+
+inline void DeviceRank::post_computed(int peer, TestSend& send,
+                                      const std::vector<std::uint64_t>& sizes,
+                                      std::uint32_t seed) {
+  describe(send, sizes, seed);
   transport_->post_send(peer, &send);
 }
 
@@ -292,7 +314,7 @@ inline void DeviceRank::on_header(RecvTicket ticket, const MessageHeader& header
 }
 
 inline void DeviceRank::on_message(std::int32_t, InboundMessage* message) {
-  last_arrival_ns_ = steady_now_ns();
+  if (on_arrival) on_arrival(steady_now_ns());
   std::lock_guard lock(mutex_);
   arrived_.push_back(message);
   changed_.notify_all();

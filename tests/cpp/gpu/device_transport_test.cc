@@ -134,7 +134,6 @@ void many_outstanding(RankContext& context) {
 // Host messages and control blobs pass through beside device messages.
 void host_messages_pass(RankContext& context) {
   DeviceRank rank(context);
-  OutboundMessage empty;
   const int peer = 1 - context.rank;
   auto host_send = std::make_unique<TestSend>();
   host_send->header.type = MessageType::kData;
@@ -169,4 +168,4 @@ TEST_CASE(host_messages_beside_device_messages) { run_ranks(2, host_messages_pas
 }  // namespace
 }  // namespace rrfp::test
 
-int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }
+int main(int argc, char** argv) { return rrfp::test::run_on_devices(argc, argv); }

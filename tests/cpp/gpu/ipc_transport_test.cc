@@ -5,6 +5,7 @@
 #include "comm/device_transport.hpp"
 #include "comm/ipc_channel.hpp"
 #include "device/cuda_check.hpp"
+#include "gpu/rank_processes.hpp"
 #include "transport/conformance.hpp"
 #include "transport/conformance_endings.hpp"
 #include "transport/socket_group.hpp"
@@ -60,4 +61,4 @@ Setting setting() {
 
 }  // namespace rrfp::test
 
-int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }
+int main(int argc, char** argv) { return rrfp::test::run_on_devices(argc, argv); }

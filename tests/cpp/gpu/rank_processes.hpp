@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "device/cuda_support.hpp"
 
 namespace rrfp::test {
 
@@ -67,6 +68,7 @@ inline void run_ranks(int num_ranks, void (*body)(RankContext&), int victim = -1
       pids.push_back(pid);
       continue;
     }
+    failures() = 0;  // of earlier cases
     alarm(kRankTimeoutS);
     RankContext context{rank, num_ranks, meetings, 0};
     try {
@@ -89,6 +91,22 @@ inline void run_ranks(int num_ranks, void (*body)(RankContext&), int victim = -1
     }
   }
   munmap(memory, sizeof(Meetings));
+}
+
+// run(), or 77 and a line that says why, where no device can be used.
+inline int run_on_devices(int argc, char** argv) {
+  std::fflush(nullptr);
+  const pid_t pid = fork();  // asking starts CUDA, after which no rank could be forked
+  if (pid == 0) {
+    const CudaSupport support = cuda_support();
+    if (!support.refusal.empty()) std::printf("skipped: %s\n", support.refusal.c_str());
+    std::fflush(nullptr);
+    _exit(support.refusal.empty() ? 0 : 77);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return 77;
+  return run(argc, argv);
 }
 
 }  // namespace rrfp::test

@@ -16,10 +16,10 @@ constexpr std::memory_order kIgnored = std::memory_order_seq_cst;
 // The summary bit is there before the leaf: the worker clears it as stale, and nobody sets it
 // again when the leaf comes.
 struct SummaryBeforeLeaf : Steps {
-  static void publish(const Levels& levels, std::int32_t index) {
+  static void publish(const Levels& levels, std::uint32_t index) {
     for (std::int32_t level = levels.num_levels - 1; level >= 0; --level) {
-      const std::int32_t at = index >> (6 * level);
-      levels.words[level][at / kReadyWordBits].fetch_or(bit(at), kIgnored);
+      const std::uint32_t at = index >> (6 * level);
+      levels.words[level][ready_word_of(at)].fetch_or(ready_bit_of(at), kIgnored);
     }
   }
 };
@@ -27,32 +27,32 @@ struct SummaryBeforeLeaf : Steps {
 // The tempting saving: leave the summary alone when the leaf was nonzero already. Whoever made
 // it nonzero may not have got to the summary yet.
 struct SummaryOnlyWhenFirst : Steps {
-  static void publish(const Levels& levels, std::int32_t index) {
+  static void publish(const Levels& levels, std::uint32_t index) {
     for (std::int32_t level = 0; level < levels.num_levels; ++level) {
-      Word& word = levels.words[level][index / kReadyWordBits];
-      if (word.fetch_or(bit(index), kIgnored) != 0) return;
-      index /= kReadyWordBits;
+      Word& word = levels.words[level][ready_word_of(index)];
+      if (word.fetch_or(ready_bit_of(index), kIgnored) != 0) return;
+      index = ready_word_of(index);
     }
   }
 };
 
 struct NoSecondLook : Steps {
-  static void repair(Word& summary, std::int32_t index, const Word&) {
-    summary.fetch_and(~bit(index), kIgnored);
+  static void repair(Word& summary, std::uint32_t index, const Word&) {
+    summary.fetch_and(~ready_bit_of(index), kIgnored);
   }
 };
 
 struct SecondLookBeforeClear : Steps {
-  static void repair(Word& summary, std::int32_t index, const Word& below) {
-    if (below.load(kIgnored) == 0) summary.fetch_and(~bit(index), kIgnored);
+  static void repair(Word& summary, std::uint32_t index, const Word& below) {
+    if (below.load(kIgnored) == 0) summary.fetch_and(~ready_bit_of(index), kIgnored);
   }
 };
 
 struct ClaimAsCheckThenAct : Steps {
-  static bool take(Word& leaf, std::int32_t index) {
+  static bool take(Word& leaf, std::uint32_t index) {
     const ReadyWord word = leaf.load(kIgnored);
-    if ((word & bit(index)) == 0) return false;
-    leaf.store(word & ~bit(index), kIgnored);
+    if ((word & ready_bit_of(index)) == 0) return false;
+    leaf.store(word & ~ready_bit_of(index), kIgnored);
     return true;
   }
 };

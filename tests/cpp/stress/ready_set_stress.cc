@@ -28,11 +28,12 @@ constexpr bool kUnderTsan = false;
 
 // R1 taken away: the leaf bit is set without release.
 struct RelaxedLeaf : ReadySteps<std::atomic> {
-  static void publish(const ReadyLevels<std::atomic>& levels, std::int32_t index) {
-    levels.words[0][index / kReadyWordBits].fetch_or(bit(index), std::memory_order_relaxed);
+  static void publish(const ReadyLevels<std::atomic>& levels, std::uint32_t index) {
+    levels.words[0][ready_word_of(index)].fetch_or(ready_bit_of(index),
+                                                   std::memory_order_relaxed);
     ReadyLevels<std::atomic> above{.num_levels = levels.num_levels - 1};
     for (std::int32_t l = 0; l < above.num_levels; ++l) above.words[l] = levels.words[l + 1];
-    ReadySteps::publish(above, index / kReadyWordBits);
+    ReadySteps::publish(above, ready_word_of(index));
   }
 };
 
@@ -62,7 +63,9 @@ void run_round(std::uint64_t seed, const std::vector<std::int32_t>& tasks_per_cl
   for (std::size_t s = 0; s < slots.size(); ++s) shuffled[s] = s;
   std::mt19937_64 random(seed);
   std::shuffle(shuffled.begin(), shuffled.end(), random);
-  for (std::size_t n = 0; n < shuffled.size(); ++n) shares[n % kNumProducers].push_back(shuffled[n]);
+  for (std::size_t n = 0; n < shuffled.size(); ++n) {
+    shares[n % kNumProducers].push_back(shuffled[n]);
+  }
 
   Set ready(tasks_per_class);
   std::atomic<int> duplicates_taken{0};

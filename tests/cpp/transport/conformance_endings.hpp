@@ -54,13 +54,47 @@ TEST_CASE(abort_of_a_receiver) {
   group[1].transport().abort(kStageFailedHere);
   group[1].send_control(0, MessageType::kControl);
   CHECK(group[1].all_sends_end());
-  group[1].sink().answer(group[1].sink().record().held[0]);
+  group[1].sink().answer(group[1].sink().record().held.at(0));
   group[0].send(1, 2, {100});
   CHECK(eventually([&] { return group[1].sink().pool().usage().live_bytes == 0; }));
   group[1].leave();
   CHECK(group[0].all_sends_end());
   CHECK(group[1].sink().num_received() == 0);
   CHECK(group[1].sink().num_held() == 1);
+}
+
+// Catches a message that begins to wait for its buffer just when the abort looks for such.
+TEST_CASE(abort_while_messages_begin_to_wait) {
+  for (int round = 0; round < 40; ++round) {
+    Group group = make_group(2);
+    group[1].sink().hold(0);
+    std::thread sender([&] {
+      for (int i = 0; i < 40; ++i) group[0].send(1, i, {100});
+    });
+    eventually([&] { return group[1].sink().num_held() > 0; });
+    group[round % 2].transport().abort(kStageFailedHere);
+    sender.join();
+    if (round % 2 == 1) group[1].leave();
+    CHECK(group[0].all_sends_end());
+  }
+}
+
+// Catches a transport that enters the sink of a rank that has left; the sink is gone by then.
+TEST_CASE(no_call_after_the_destructor) {
+  for (int round = 0; round < 40; ++round) {
+    Group group = make_group(3);
+    std::vector<std::thread> senders;
+    for (std::size_t rank : {1, 2}) {
+      senders.emplace_back([&group, rank] {
+        for (int i = 0; i < 100; ++i) group[rank].send(0, i, {20000});
+      });
+    }
+    eventually([&] { return group[0].sink().num_received() > 0; });
+    group[0].leave();
+    for (auto& sender : senders) sender.join();
+    for (std::size_t rank : {1, 2}) CHECK(group[rank].all_sends_end());
+    CHECK(group[0].sink().num_late_calls() == 0);
+  }
 }
 
 // Catches any state in which an abort leaves something open: it comes at a random moment of
@@ -109,8 +143,8 @@ TEST_CASE(the_abort_message_gets_through) {
     CHECK(eventually([&] { return group[rank].sink().num_losses() == 1; }));
     const auto record = group[rank].sink().record();
     CHECK(record.controls.size() == 1);
-    CHECK(record.controls[0].header.type == MessageType::kAbort);
-    CHECK(record.controls[0].body == std::vector<std::byte>{std::byte{42}});
+    CHECK(record.controls.at(0).header.type == MessageType::kAbort);
+    CHECK(record.controls.at(0).body == std::vector<std::byte>{std::byte{42}});
     CHECK(record.defects.empty());
   }
 }
@@ -126,7 +160,7 @@ TEST_CASE(leaving_with_a_goodbye) {
   CHECK(received(group[1], 10));
   CHECK(eventually([&] { return group[1].sink().num_controls() == 1; }));
   CHECK(eventually([&] { return group[2].sink().num_controls() == 1; }));
-  CHECK(group[1].sink().record().controls[0].header.type == MessageType::kBye);
+  CHECK(group[1].sink().record().controls.at(0).header.type == MessageType::kBye);
   // The others go on; posts to the one that left end in words.
   group[1].send(2, 77, {1000});
   CHECK(received(group[2], 1));
@@ -134,8 +168,8 @@ TEST_CASE(leaving_with_a_goodbye) {
     group[1].send(0, 1, {10});
     return group[1].all_sends_end() && !group[1].sink().record().bad_sends.empty();
   }));
-  CHECK(group[1].sink().record().bad_sends[0].code == StatusCode::kClosed);
-  CHECK(group[1].sink().record().bad_sends[0].message.find("rank 0 has closed") == 0);
+  CHECK(group[1].sink().record().bad_sends.at(0).code == StatusCode::kClosed);
+  CHECK(group[1].sink().record().bad_sends.at(0).message.find("rank 0 has closed") == 0);
   CHECK(group[1].sink().num_losses() == 0);
   CHECK(group[2].sink().num_losses() == 0);
 }
@@ -148,9 +182,9 @@ TEST_CASE(leaving_without_a_goodbye) {
   CHECK(eventually([&] { return group[1].sink().num_held() == 1; }));
   group[0].leave();
   CHECK(eventually([&] { return group[2].sink().num_losses() == 1; }));
-  group[1].sink().answer(group[1].sink().record().held[0]);
+  group[1].sink().answer(group[1].sink().record().held.at(0));
   CHECK(eventually([&] { return group[1].sink().num_losses() == 1; }));
-  const Status status = group[2].sink().record().losses[0].status;
+  const Status status = group[2].sink().record().losses.at(0).status;
   CHECK(status.code == StatusCode::kPeerLost);
   CHECK(status.origin_rank == 0);
   CHECK(status.message.find("rank 0") != std::string::npos);

@@ -68,6 +68,20 @@ TEST_CASE(memory_follows_what_is_held_at_once) {
   CHECK(pool.usage().live_bytes == 0);
 }
 
+// Catches buffers that are kept although nobody asks for their size any more.
+TEST_CASE(buffers_of_sizes_out_of_use_are_given_up) {
+  PayloadPool pool;
+  constexpr std::uint64_t kHeldBytes = std::uint64_t{200} << 20;
+  for (std::uint64_t bytes = 1 << 20; bytes < (40 << 20); bytes = bytes * 9 / 4) {
+    std::vector<InboundMessage*> held(kHeldBytes / bytes);
+    for (auto& message : held) message = pool.acquire(bytes);
+    for (auto& message : held) message->release(message);
+  }
+  const auto usage = pool.usage();
+  CHECK(usage.reserved_bytes <= 2 * usage.peak_live_bytes + PayloadPool::kIdleFloorBytes);
+  CHECK(usage.peak_live_bytes <= kHeldBytes * 5 / 4);
+}
+
 // Catches a pool that takes the memory of tensors with it.
 TEST_CASE(messages_outlive_the_pool) {
   InboundMessage* message = nullptr;

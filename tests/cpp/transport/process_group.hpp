@@ -41,7 +41,8 @@ class Driven final : public Progressing {
 
 // What a rank does once all have published their addresses. Its failed checks are its exit
 // status.
-using RankBody = std::function<void(std::int32_t rank, SocketListener&, const SocketSetup&, Board&)>;
+using RankBody =
+    std::function<void(std::int32_t rank, SocketListener&, const SocketSetup&, Board&)>;
 
 class ProcessGroup {
  public:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -25,6 +26,15 @@ inline bool eventually(const std::function<bool()>& fact, int limit_s = 30) {
 }
 
 class RecordingSink final : public MessageSink {
+  // One call of the transport, from begin to end.
+  struct Call {
+    explicit Call(RecordingSink& sink) : sink_(sink) {}
+    ~Call() {
+      if (sink_.is_over_) ++sink_.num_late_calls_;
+    }
+    RecordingSink& sink_;
+  };
+
   template <class Function>
   auto read(Function function) const {
     std::lock_guard lock(mutex_);
@@ -62,6 +72,10 @@ class RecordingSink final : public MessageSink {
   };
 
   explicit RecordingSink(PayloadPlace place = {}) : place_(place) {}
+
+  // The transport is destroyed: whatever still enters or leaves this sink is too late.
+  void expect_no_more() { is_over_ = true; }
+  std::size_t num_late_calls() const { return num_late_calls_; }
   void use(Transport* transport) { transport_ = transport; }
 
   // Peers whose headers are kept instead of answered.
@@ -88,6 +102,7 @@ class RecordingSink final : public MessageSink {
 
   void on_header(RecvTicket ticket, const MessageHeader& header,
                  std::span<const std::byte> metadata) override {
+    const Call call(*this);
     Header kept{ticket, header, {metadata.begin(), metadata.end()}};
     const bool held = read([&] {
       return std::find(held_peers_.begin(), held_peers_.end(), ticket.peer) != held_peers_.end();
@@ -96,6 +111,7 @@ class RecordingSink final : public MessageSink {
     change([&] { record_.held.push_back(std::move(kept)); });
   }
   void on_message(std::int32_t, InboundMessage* message) override {
+    const Call call(*this);
     const std::string defect = content_defect(place_, *message);
     change([&] {
       record_.seeds.push_back(word_at(message->metadata, 0));
@@ -106,6 +122,7 @@ class RecordingSink final : public MessageSink {
     message->release(message);
   }
   void on_sent(OutboundMessage* message, const Status& status) override {
+    const Call call(*this);
     if (message->header.type == MessageType::kData) static_cast<TestMessage*>(message)->poison();
     change([&] {
       ++record_.num_sent;
@@ -114,9 +131,11 @@ class RecordingSink final : public MessageSink {
   }
   void on_control(std::int32_t peer, const MessageHeader& header,
                   std::span<const std::byte> body) override {
+    const Call call(*this);
     change([&] { record_.controls.push_back({peer, header, {body.begin(), body.end()}}); });
   }
   void on_peer_lost(std::int32_t peer, const Status& status) override {
+    const Call call(*this);
     change([&] { record_.losses.push_back({peer, status}); });
   }
 
@@ -124,6 +143,8 @@ class RecordingSink final : public MessageSink {
   PayloadPlace place_;
   PayloadPool pool_;
   Transport* transport_ = nullptr;
+  std::atomic<bool> is_over_{false};
+  std::atomic<std::size_t> num_late_calls_{0};
   mutable std::mutex mutex_;
   Record record_;
   std::vector<std::int32_t> held_peers_;

@@ -155,6 +155,26 @@ TEST_CASE(callers_that_do_not_fit_are_told_why) {
   CHECK(has(outcome.status.message, "5 other connections were turned away"));
 }
 
+// Catches connections that pile up: of many silent ones only the newest are kept.
+TEST_CASE(silent_strangers_are_bounded) {
+  SocketListener listener;
+  auto setup = socket_setup(0, {listener.address(), "unix:nobody"});
+  std::atomic<bool> stop{false};
+  setup.interrupted = [&] { return stop.load(); };
+  auto rank_0 = join_group(listener, setup);
+  std::vector<Caller> silent;
+  for (int i = 0; i < 300; ++i) silent.emplace_back(listener.address());
+  const auto num_closed = [&] {
+    return std::count_if(silent.begin(), silent.end(), [](const Caller& caller) {
+      char byte;
+      return ::recv(caller.fd.get(), &byte, 1, MSG_DONTWAIT) == 0;
+    });
+  };
+  CHECK(eventually([&] { return num_closed() == 300 - static_cast<int>(kMaxStrangers); }));
+  stop = true;
+  CHECK(rank_0.get().status.code == StatusCode::kInterrupted);
+}
+
 TEST_CASE(another_version_ends_the_setup_on_both_sides) {
   SocketListener listener;
   auto rank_0 = join_group(listener, socket_setup(0, {listener.address(), "unix:nobody"}));

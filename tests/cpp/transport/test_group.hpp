@@ -53,6 +53,7 @@ class Member {
   void leave() {
     pump_.reset();
     transport_.reset();
+    sink_.expect_no_more();
   }
 
   RecordingSink& sink() { return sink_; }

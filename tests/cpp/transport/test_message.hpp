@@ -15,7 +15,8 @@ namespace rrfp::test {
 // Where payloads lie; a transport for device memory brings its own.
 struct PayloadPlace {
   MemoryPlace place = MemoryPlace::kHost;
-  std::byte* (*allocate)(std::size_t bytes) = [](std::size_t bytes) { return new std::byte[bytes]; };
+  std::byte* (*allocate)(std::size_t bytes) =
+      [](std::size_t bytes) { return new std::byte[bytes]; };
   void (*free)(std::byte* data) = [](std::byte* data) { delete[] data; };
   void (*write)(std::byte* to, const std::byte* from, std::size_t bytes) =
       [](std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); };

@@ -1,0 +1,231 @@
+// No reachable state of small pipelines deadlocks under the admission rules of the arbiter,
+// whatever the hint, the limits and the order in which messages arrive; and the obvious rule
+// (admit when a unit is free) does deadlock, so that this search is known to find deadlocks.
+#include <set>
+
+#include "check.hpp"
+#include "model/admission_world.hpp"
+
+namespace rrfp::test {
+namespace {
+
+// The obvious rule, as an arbiter: the lowest position that is within slack (B is exempt) and,
+// for an F, while a unit is free.
+class PlainArbiter {
+ public:
+  PlainArbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
+               const std::vector<std::int32_t>&)
+      : table_(table), order_(order), options_(options) {}
+
+  void arrive(std::int32_t local) { ready_.insert(order_.position_of(local)); }
+
+  Choice select() const {
+    std::int32_t first_unclaimed = 0;
+    while (claimed_.count(first_unclaimed) != 0) ++first_unclaimed;
+    for (const std::int32_t position : ready_) {
+      const bool held_back = held_ >= options_.limit_units ||
+                             (options_.slack != kUnlimited &&
+                              position > first_unclaimed + options_.slack);
+      if (!is_forward(position) || !held_back) return {order_.local_at(position)};
+    }
+    return {};
+  }
+
+  void commit(const Choice& choice) {
+    const std::int32_t position = order_.position_of(choice.local);
+    ready_.erase(position);
+    claimed_.insert(position);
+    held_ += is_forward(position) ? 1 : -1;
+  }
+
+ private:
+  bool is_forward(std::int32_t position) const {
+    return table_.task(order_.local_at(position)).kind == TaskKind::kForward;
+  }
+
+  const TaskTable& table_;
+  const HintOrder& order_;
+  const ArbiterOptions options_;
+  std::set<std::int32_t> ready_, claimed_;  // positions
+  std::int32_t held_ = 0;
+};
+
+constexpr HintRule kAllRules[] = {HintRule::kOrder, HintRule::kBackwardForward,
+                                  HintRule::kForwardBackward, HintRule::kBackwardPriority,
+                                  HintRule::kForwardPriority};
+
+enum class Shape { kOneFOneB, kBreadthFirst, kDepthFirst };
+
+// Breadth first: every microbatch through a chunk before the next chunk. Depth first: a
+// microbatch through all chunks before the next microbatch. Backwards come last in both.
+std::vector<Task> order_of(Shape shape, const AdmissionCase& of, std::int32_t rank) {
+  std::vector<std::int32_t> given;
+  for (std::int32_t m = 0; m < of.num_microbatches; ++m) given.push_back(m);
+  if (shape == Shape::kOneFOneB) return one_f_one_b_order(rank, of.num_ranks, given);
+  std::vector<Task> forwards, backwards;
+  const std::int32_t num_pairs = of.num_chunks * of.num_microbatches;
+  for (std::int32_t i = 0; i < num_pairs; ++i) {
+    const bool breadth = shape == Shape::kBreadthFirst;
+    const std::int32_t chunk = breadth ? i / of.num_microbatches : i % of.num_chunks;
+    const std::int32_t m = breadth ? i % of.num_microbatches : i / of.num_chunks;
+    const std::int32_t mirrored = of.num_chunks - 1 - chunk;
+    forwards.push_back({chunk * of.num_ranks + rank, TaskKind::kForward, m});
+    backwards.push_back({mirrored * of.num_ranks + rank, TaskKind::kBackward, m});
+  }
+  forwards.insert(forwards.end(), backwards.begin(), backwards.end());
+  return forwards;
+}
+
+AdmissionCase pipeline(std::int32_t num_ranks, std::int32_t num_chunks,
+                       std::int32_t num_microbatches, Shape shape) {
+  AdmissionCase of;
+  of.num_ranks = num_ranks;
+  of.num_chunks = num_chunks;
+  of.num_microbatches = num_microbatches;
+  for (std::int32_t r = 0; r < num_ranks; ++r) of.orders.push_back(order_of(shape, of, r));
+  return of;
+}
+
+// Calls `use` with the case under every combination of limits from least to most per rank.
+template <class Use>
+void for_all_limits(AdmissionCase of, std::int32_t least, std::int32_t most, Use use) {
+  of.limits.assign(of.num_ranks, least);
+  for (std::int32_t rank = 0; rank < of.num_ranks;) {
+    if (rank == 0) use(of);
+    if (++of.limits[rank] <= most) {
+      rank = 0;
+    } else {
+      of.limits[rank++] = least;
+    }
+  }
+}
+
+std::int64_t states_seen = 0;
+
+void expect_no_deadlock(const AdmissionCase& of) {
+  const SearchResult result = AdmissionWorld<Arbiter>(of).search();
+  states_seen += result.states;
+  if (result.deadlock.empty()) return;
+  std::string limits;
+  for (const std::int32_t limit : of.limits) limits += " " + std::to_string(limit);
+  fail(__FILE__, __LINE__,
+       "deadlock with P " + std::to_string(of.num_ranks) + ", V " + std::to_string(of.num_chunks) +
+           ", M " + std::to_string(of.num_microbatches) + ", rule " +
+           std::to_string(static_cast<int>(of.rule)) + ", slack " + std::to_string(of.slack) +
+           ", limits" + limits + " after " + result.deadlock);
+}
+
+template <class ArbiterUnderTest>
+bool deadlocks(AdmissionCase of, std::int32_t limit) {
+  of.limits.assign(of.num_ranks, limit);
+  return !AdmissionWorld<ArbiterUnderTest>(of).search().deadlock.empty();
+}
+
+void print_states() {
+  std::printf("  %lld states\n", static_cast<long long>(states_seen));
+  states_seen = 0;
+}
+
+// The largest cases of each search run with one rule: as the adversary decides what is ready
+// when a rank asks, the rule changes little, and smaller cases cover every rule.
+
+TEST_CASE(chains_never_deadlock_with_unlimited_slack) {
+  for (std::int32_t num_ranks = 1; num_ranks <= 3; ++num_ranks) {
+    for (std::int32_t m = 1; m <= 4; ++m) {
+      for (const HintRule rule : kAllRules) {
+        if (num_ranks * m >= 9 && rule != HintRule::kOrder) continue;
+        AdmissionCase of = pipeline(num_ranks, 1, m, Shape::kOneFOneB);
+        of.rule = rule;
+        for_all_limits(of, 1, m, expect_no_deadlock);
+      }
+    }
+  }
+  print_states();
+}
+
+TEST_CASE(chains_never_deadlock_with_bounded_slack) {
+  for (std::int32_t num_ranks = 1; num_ranks <= 3; ++num_ranks) {
+    for (std::int32_t m = 1; m <= 4; ++m) {
+      for (const std::int32_t slack : {1, 2, 3}) {
+        for (const HintRule rule : {HintRule::kOrder, HintRule::kBackwardForward}) {
+          if (num_ranks * m >= 9 && rule != HintRule::kOrder) continue;
+          AdmissionCase of = pipeline(num_ranks, 1, m, Shape::kOneFOneB);
+          of.rule = rule;
+          of.slack = slack;
+          of.admission = AdmissionRule::kEarliest;
+          for_all_limits(of, 1, m, expect_no_deadlock);
+        }
+      }
+    }
+  }
+  print_states();
+}
+
+TEST_CASE(two_chunks_never_deadlock_with_unlimited_slack) {
+  for (std::int32_t num_ranks = 1; num_ranks <= 2; ++num_ranks) {
+    for (std::int32_t m = 1; m <= 3; ++m) {
+      for (const Shape shape : {Shape::kBreadthFirst, Shape::kDepthFirst}) {
+        for (const AdmissionRule admission : {AdmissionRule::kLevelled, AdmissionRule::kEarliest}) {
+          for (const HintRule rule : kAllRules) {
+            if (num_ranks * m == 6 && rule != HintRule::kOrder) continue;
+            AdmissionCase of = pipeline(num_ranks, 2, m, shape);
+            of.rule = rule;
+            of.admission = admission;
+            for_all_limits(of, 2, 2 * m, expect_no_deadlock);
+          }
+        }
+      }
+    }
+  }
+  print_states();
+}
+
+// With one rank and two chunks: exactly the limits from V to (V - 1) M.
+TEST_CASE(the_plain_rule_deadlocks_with_two_chunks) {
+  for (std::int32_t m = 2; m <= 4; ++m) {
+    const AdmissionCase of = pipeline(1, 2, m, Shape::kBreadthFirst);
+    for (std::int32_t limit = 2; limit <= 2 * m; ++limit) {
+      CHECK(deadlocks<PlainArbiter>(of, limit) == (limit <= m));
+    }
+  }
+  CHECK(deadlocks<PlainArbiter>(pipeline(2, 2, 3, Shape::kBreadthFirst), 3));
+}
+
+// For one chunk the levelled rule is the plain one: neither may be used with bounded slack.
+TEST_CASE(the_plain_and_the_levelled_rule_deadlock_with_bounded_slack) {
+  for (const std::int32_t num_ranks : {2, 3}) {
+    for (const std::int32_t m : {3, 4}) {
+      for (const std::int32_t slack : {1, 3}) {
+        AdmissionCase of = pipeline(num_ranks, 1, m, Shape::kOneFOneB);
+        of.slack = slack;
+        CHECK(deadlocks<PlainArbiter>(of, 1));
+        CHECK(deadlocks<Arbiter>(of, 1));
+        of.admission = AdmissionRule::kEarliest;
+        CHECK(!deadlocks<Arbiter>(of, 1));
+      }
+    }
+  }
+}
+
+// What bounded slack needs besides, and StepPlan sees to: the order runs forwards in the step's
+// microbatch order, and a rank has one chunk. Otherwise the slack can bar the very forward
+// that the limit is kept for.
+TEST_CASE(bounded_slack_needs_the_steps_order_and_one_chunk) {
+  AdmissionCase reversed = pipeline(2, 1, 2, Shape::kOneFOneB);
+  for (std::vector<Task>& order : reversed.orders) {
+    for (Task& task : order) task.microbatch = 1 - task.microbatch;
+  }
+  AdmissionCase breadth_first = pipeline(2, 2, 3, Shape::kBreadthFirst);
+  for (AdmissionCase* of : {&reversed, &breadth_first}) {
+    of->admission = AdmissionRule::kEarliest;
+    const std::int32_t least = of->num_chunks;
+    CHECK(!deadlocks<Arbiter>(*of, least));
+    of->slack = 1;
+    CHECK(deadlocks<Arbiter>(*of, least));
+  }
+}
+
+}  // namespace
+}  // namespace rrfp::test
+
+int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }
