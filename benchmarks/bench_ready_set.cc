@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
+#include "arbiter/named_orders.hpp"
 
 namespace rrfp {
 namespace {
@@ -185,7 +186,7 @@ int main(int argc, char** argv) {
     return rrfp::count_instructions(argv[2], argc > 3 ? std::atoi(argv[3]) : 4096);
   }
   if (is(1, "contended")) {
-    return rrfp::compare_contended(argc > 2 ? std::max(std::atoi(argv[2]), 1) : 101);
+    return rrfp::compare_contended(argc > 2 ? std::max(std::atoi(argv[2]), 1) : 31);
   }
   std::fprintf(stderr,
                "usage: bench_ready_set instructions ready_set|ready_set_batch|arbiter [pairs]\n"

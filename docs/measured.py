@@ -28,10 +28,12 @@ def origin(file, recorded):
 
 
 def readiness(results):
-    rows = [[row["variant"], row["limit"], f"{row['step_ms']:.0f}",
-             f"{row['speed_up']:.2f} ({' to '.join(f'{q:.2f}' for q in row['speed_up_quartiles'])})",
-             f"{row['simulated_speed_up']:.2f}", " ".join(map(str, row["peak_units"])),
-             f"{row['host_us_per_task']:.0f}"] for row in results["table"]]
+    rows = []
+    for row in results["table"]:
+        between = " to ".join(f"{quartile:.2f}" for quartile in row["speed_up_quartiles"])
+        rows.append([row["variant"], row["limit"], f"{row['step_ms']:.0f}",
+                     f"{row['speed_up']:.2f} ({between})", f"{row['simulated_speed_up']:.2f}",
+                     " ".join(map(str, row["peak_units"])), f"{row['host_us_per_task']:.0f}"])
     return ("Four processes whose tasks sleep for lengths as packed sequences give them; speed-up "
             "over the fixed 1F1B order on the same transport, median and quartiles over rounds.\n\n"
             + table(["hint", "limit", "step, ms", "speed-up", "simulated", "peak units by rank",

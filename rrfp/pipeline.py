@@ -15,7 +15,7 @@ from rrfp.layout import (
     stage_table,
 )
 from rrfp.process_session import open_process_session
-from rrfp.session import LocalSession
+from rrfp.session import LocalSession, check_not_forked
 
 _SET_UP_TIMEOUT_S = 600.0
 
@@ -269,6 +269,7 @@ def _lives_here(stages):
 
 def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
     """({stage: module} of this process, a new session)."""
+    check_not_forked()
     if not _lives_here(stages):
         return open_process_session(
             stages, placement, num_ranks, group, transport, set_up_timeout_s

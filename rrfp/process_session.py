@@ -112,12 +112,13 @@ class ProcessSession(Session):
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
         view = {"error": (type(error).__name__, str(error))}
-        with self._ending_on_errors():
+        with _Ending(self):
             self._agree(None, view, timeout_s, cause=error)
 
     def _run(self, modules, request):
-        with self._ending_on_errors() as failure:
+        with _Ending(self) as failure:
             decision = self._agree(request, request.view(), request.stall_timeout_s)
+            failure.has_begun = True
             modes = CallerModes(request.forward_only)
             rank_step = self._rank_step(self._runtime, modules, request, decision, modes)
             self._step += 1
@@ -215,9 +216,6 @@ class ProcessSession(Session):
             if body is not None:
                 return pickle.loads(body)
 
-    def _ending_on_errors(self):
-        return _Ending(self)
-
     def _end(self):
         if self._runtime is None:
             return
@@ -233,6 +231,7 @@ class _Ending:
 
     def __init__(self, session):
         self.session = session
+        self.has_begun = False  # the ranks have agreed and go on by themselves
         self.rank_step = None
 
     def __enter__(self):
@@ -240,14 +239,13 @@ class _Ending:
 
     def __exit__(self, kind, error, trace):
         session = self.session
-        if error is None or type(error) in (ValueError, TypeError):
-            return False  # a refusal: nothing was run
+        if error is None or (not self.has_begun and type(error) in (ValueError, TypeError)):
+            return False  # a refusal: every rank has raised it, and nothing was run
         runtime = session._runtime
         if isinstance(error, _C.StatusError):
             session.close("its last step ended with an error")
-            cause = self.rank_step.stage_error if self.rank_step is not None else None
-            if error.origin_rank != runtime.rank:
-                cause = None
+            is_mine = self.rank_step is not None and error.origin_rank == runtime.rank
+            cause = self.rank_step.stage_error if is_mine else None
             raise error_from_status(error.code, error.origin_rank, error.message) from cause
         if isinstance(error, KeyboardInterrupt):
             runtime.abort(

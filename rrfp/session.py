@@ -24,7 +24,9 @@ from rrfp.worker import RankStep, Worker
 logger = logging.getLogger("rrfp")
 
 _open_sessions = weakref.WeakSet()
-_sessions_of_parent = []  # in a forked child: never closed, never collected
+# Never closed and never collected: in a forked child, and where a stage would not end.
+_abandoned_sessions = []
+_forked_from_owner = False
 _MAX_PLANS = 16
 
 
@@ -186,7 +188,7 @@ class LocalSession(Session):
         ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
         if not all(ended):
             logger.warning("a stage is still running while its pipeline is closed")
-            _sessions_of_parent.append(self)  # its thread still uses the runtime
+            _abandoned_sessions.append(self)  # its thread still uses the runtime
             return
         for runtime in self._runtimes:
             runtime.close(0)
@@ -202,10 +204,25 @@ def close_all():
             logger.exception("closing a pipeline at exit")
 
 
+def check_not_forked():
+    """Refuse to work in a process that was forked while a pipeline was open in its parent.
+
+    Raises:
+        RrfpError: It was.
+    """
+    if _forked_from_owner:
+        raise RrfpError(
+            "this process was forked from one that has a pipeline open; rrfp works in the parent "
+            "only. Start the process with spawn, or close the pipelines before the fork."
+        )
+
+
 def _leave_to_parent():
+    global _forked_from_owner
+    _forked_from_owner = _forked_from_owner or bool(_open_sessions or _abandoned_sessions)
     for session in list(_open_sessions):
         session.closed_because = "this process was forked from the one that owns it"
-        _sessions_of_parent.append(session)
+        _abandoned_sessions.append(session)
     _open_sessions.clear()
 
 

@@ -12,7 +12,8 @@ set(RRFP_NVIDIA_FOLDERS "")
 if(Python_EXECUTABLE)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c
-            "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations) if s else '')"
+            "import importlib.util as u; s = u.find_spec('nvidia'); \
+print(';'.join(s.submodule_search_locations) if s else '')"
     OUTPUT_VARIABLE nvidia_roots OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   foreach(root IN LISTS nvidia_roots)
     file(GLOB folders LIST_DIRECTORIES true ${root}/*)
@@ -29,17 +30,20 @@ mark_as_advanced(RRFP_CUDA_INCLUDE RRFP_CUDA_LIBRARY)
 set(RRFP_CUDA_MISSING "")
 if(NOT RRFP_CUDA_INCLUDE OR NOT EXISTS ${RRFP_CUDA_INCLUDE}/cudaTypedefs.h)
   set(RRFP_CUDA_MISSING
-      "no CUDA runtime header was found; a CUDA toolkit brings it, or pip install nvidia-cuda-runtime")
+      "no CUDA runtime header was found; a CUDA toolkit brings it, \
+or pip install nvidia-cuda-runtime")
 elseif(NOT RRFP_CUDA_LIBRARY)
   set(RRFP_CUDA_MISSING
-      "no CUDA runtime library was found; a CUDA toolkit brings it, or pip install nvidia-cuda-runtime")
+      "no CUDA runtime library was found; a CUDA toolkit brings it, \
+or pip install nvidia-cuda-runtime")
 else()
   file(STRINGS ${RRFP_CUDA_INCLUDE}/cuda_runtime_api.h cuda_version
        REGEX "#define CUDART_VERSION +[0-9]+")
   string(REGEX REPLACE ".*CUDART_VERSION +([0-9]+).*" "\\1" RRFP_CUDA_VERSION "${cuda_version}")
   if(RRFP_CUDA_VERSION LESS 12050)
     set(RRFP_CUDA_MISSING
-        "the CUDA runtime in ${RRFP_CUDA_INCLUDE} is ${RRFP_CUDA_VERSION}, and rrfp needs 12050 (CUDA 12.5) or newer")
+        "the CUDA runtime in ${RRFP_CUDA_INCLUDE} is ${RRFP_CUDA_VERSION}, \
+and rrfp needs 12050 (CUDA 12.5) or newer")
   endif()
 endif()
 

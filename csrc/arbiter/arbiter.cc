@@ -26,15 +26,19 @@ std::vector<std::int32_t> inverse(const std::vector<std::int32_t>& place_of_micr
 }  // namespace
 
 Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-                 const std::vector<std::int32_t>& place_of_microbatch)
+                 const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times)
     : table_(table),
       order_(order),
       options_(options),
+      times_(times),
       ready_(std::vector<std::int32_t>(table.num_classes(), table.num_microbatches())),
       claimed_(table.num_tasks()),
+      announced_(table, order),
       microbatch_at_place_(inverse(place_of_microbatch)),
       forwards_claimed_(table.num_microbatches(), 0),
-      held_by_(table.num_microbatches(), 0) {
+      held_by_(table.num_microbatches(), 0),
+      next_weight_place_(table.num_chunks(), 0) {
+  RRFP_INVARIANT(times != nullptr || !options.waits(), "waiting needs the usual times");
   RRFP_INVARIANT(place_of_microbatch.size() == forwards_claimed_.size(),
                  "the step's microbatch order has another length than the step");
   RRFP_INVARIANT(options.slack >= kUnlimited && options.limit_units >= kUnlimited,
@@ -61,16 +65,19 @@ bool Arbiter::arrive(std::int32_t local) {
   return ready_.arrive(table_.class_of(local), order_.index_in_class(local));
 }
 
-Choice Arbiter::select() {
+Choice Arbiter::select(std::int64_t now_ns) {
   HeldBack held;
   const std::int32_t local = options_.slack == 0 ? select_fixed() : select_by_rule(held);
   if (local != kNone) {
+    const std::int64_t until_ns = options_.waits() ? wait_until_ns(local, now_ns) : 0;
+    if (until_ns != 0) return {kNone, Blocked::kHint, 0, until_ns};
     return {local, Blocked::kNot, claimed_.num_unclaimed_before(order_.position_of(local))};
   }
   second_half_ = false;
   if (num_claimed() == order_.num_tasks()) return {kNone, Blocked::kDone, 0};
   if (held.by_limit) return {kNone, Blocked::kLimit, 0};
-  if (held.by_slack || (options_.slack == 0 && anything_ready())) {
+  if (held.by_slack ||
+      ((options_.slack == 0 || options_.weight_in_order) && anything_ready())) {
     return {kNone, Blocked::kSlack, 0};
   }
   return {kNone, Blocked::kInput, 0};
@@ -83,9 +90,9 @@ void Arbiter::commit(const Choice& choice) {
   RRFP_INVARIANT(was_ready, "commit() of a task that is not ready");
   claimed_.claim(order_.position_of(local));
   move_units(local);
-  const TaskKind kind = table_.kind_of_class(table_.class_of(local));
+  const TaskKind kind = kind_of(local);
   const bool is_backward = kind == TaskKind::kBackward || kind == TaskKind::kInputGrad;
-  second_half_ = (order_.rule() == HintRule::kBackwardForward && is_backward) ||
+  second_half_ = (has_rounds() && is_backward) ||
                  (order_.rule() == HintRule::kForwardBackward && kind == TaskKind::kForward);
 }
 
@@ -99,7 +106,12 @@ std::int32_t Arbiter::select_by_rule(HeldBack& held) {
   bool forward_first = false;
   switch (order_.rule()) {
     case HintRule::kOrder: return best_by_position(held);
-    case HintRule::kBackwardForward: forward_first = second_half_; break;
+    case HintRule::kOrderThenWeight: {
+      const std::int32_t local = lower_position(best_backward(), best_forward(held));
+      return local != kNone ? local : best_weight_grad();
+    }
+    case HintRule::kBackwardForward:
+    case HintRule::kRoundsByPosition: forward_first = second_half_; break;
     case HintRule::kForwardBackward: forward_first = !second_half_; break;
     case HintRule::kBackwardPriority: forward_first = false; break;
     case HintRule::kForwardPriority: forward_first = true; break;
@@ -111,30 +123,32 @@ std::int32_t Arbiter::select_by_rule(HeldBack& held) {
 
 std::int32_t Arbiter::best_by_position(HeldBack& held) {
   std::int32_t best = best_weight_grad();
-  for (const std::int32_t c : backward_classes_) best = lower_position(best, head_of(c));
+  for (const std::int32_t c : backward_classes_) best = lower_position(best, gradient_head_of(c));
   for (const std::int32_t c : forward_classes_) best = lower_position(best, forward_of(c, held));
   return best;
 }
 
 std::int32_t Arbiter::best_forward(HeldBack& held) {
-  for (const std::int32_t task_class : forward_classes_) {
-    const std::int32_t local = forward_of(task_class, held);
-    if (local != kNone) return local;
+  std::int32_t best = kNone;
+  for (const std::int32_t c : forward_classes_) {
+    best = lower_position(best, forward_of(c, held));
+    if (best != kNone && !position_decides()) break;
   }
-  return kNone;
+  return best;
 }
 
 std::int32_t Arbiter::best_backward() {
-  for (const std::int32_t task_class : backward_classes_) {
-    const std::int32_t local = head_of(task_class);
-    if (local != kNone) return local;
+  std::int32_t best = kNone;
+  for (const std::int32_t c : backward_classes_) {
+    best = lower_position(best, gradient_head_of(c));
+    if (best != kNone && !position_decides()) break;
   }
-  return kNone;
+  return best;
 }
 
 std::int32_t Arbiter::best_weight_grad() {
   std::int32_t best = kNone;
-  for (const std::int32_t c : weight_classes_) best = lower_position(best, head_of(c));
+  for (const std::int32_t c : weight_classes_) best = lower_position(best, gradient_head_of(c));
   return best;
 }
 
@@ -143,10 +157,11 @@ std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
   if (head == kNone) return kNone;
   if (!within_slack(head)) {  // the others of the class stand later still
     held.by_slack = true;
-    return kNone;
+  } else if (admits(head)) {
+    return head;
+  } else {
+    held.by_limit = true;
   }
-  if (admits(head)) return head;
-  held.by_limit = true;
   if (options_.admission == AdmissionRule::kLevelled) return kNone;  // the class is level
   const std::int32_t earliest =
       table_.local_in(task_class, microbatch_at_place_[earliest_place_]);
@@ -157,6 +172,15 @@ std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
 std::int32_t Arbiter::head_of(std::int32_t task_class) {
   const std::int32_t index = ready_.head(task_class);
   return index < 0 ? kNone : order_.local_in_class(task_class, index);
+}
+
+std::int32_t Arbiter::gradient_head_of(std::int32_t task_class) {
+  const bool is_weight = table_.kind_of_class(task_class) != TaskKind::kInputGrad;
+  if (!options_.weight_in_order || !is_weight) return head_of(task_class);
+  const std::int32_t place = next_weight_place_[table_.chunk_of_class(task_class)];
+  if (place == table_.num_microbatches()) return kNone;
+  const std::int32_t next = table_.local_in(task_class, microbatch_at_place_[place]);
+  return is_ready(next) ? next : kNone;
 }
 
 std::int32_t Arbiter::lower_position(std::int32_t local, std::int32_t other) const {
@@ -177,8 +201,12 @@ bool Arbiter::anything_ready() {
 }
 
 bool Arbiter::within_slack(std::int32_t local) const {
-  return options_.slack == kUnlimited ||
-         order_.position_of(local) - first_unclaimed_position() <= options_.slack;
+  if (options_.slack == kUnlimited ||
+      order_.position_of(local) - first_unclaimed_position() <= options_.slack) {
+    return true;
+  }
+  const std::int32_t microbatch = table_.microbatch_of(local);
+  return microbatch == microbatch_at_place_[earliest_place_] && forwards_claimed_[microbatch] > 0;
 }
 
 bool Arbiter::admits(std::int32_t local) const {
@@ -189,6 +217,52 @@ bool Arbiter::admits(std::int32_t local) const {
   const std::int32_t earliest = microbatch_at_place_[earliest_place_];
   if (table_.microbatch_of(local) == earliest) return free_units() >= 1;
   return free_units() >= num_chunks - held_by_[earliest] + 1;
+}
+
+std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
+  const auto due_ns = [&](const Announcement& announcement) {
+    const std::int32_t task_class = table_.class_of(announcement.local);
+    return announcement.received_ns + announcement.expected_ns +
+           times_->travel_ns(table_.kind_of_class(task_class),
+                             table_.chunk_of_class(task_class));
+  };
+  const auto& open = announced_.collect([&](const Announcement& announcement) {
+    return due_ns(announcement) <= now_ns || is_ready(announcement.local) ||
+           claimed_.is_claimed(order_.position_of(announcement.local));
+  });
+  const TaskKind kind = kind_of(chosen);
+  const double patience = kind == TaskKind::kForward      ? options_.forward_patience
+                          : kind == TaskKind::kWeightGrad ? options_.weight_patience
+                                                          : 0.0;
+  const double usual_ns = static_cast<double>(
+      times_->duration_ns(kind, table_.chunk_of_class(table_.class_of(chosen))));
+  std::int64_t until_ns = 0;
+  for (const Announcement& announcement : open) {
+    const std::int64_t at_ns = due_ns(announcement);
+    if (static_cast<double>(at_ns - now_ns) >= patience * usual_ns) continue;
+    if (until_ns != 0 && at_ns >= until_ns) continue;
+    if (would_precede(announcement.local, chosen)) until_ns = at_ns;
+  }
+  return until_ns;
+}
+
+bool Arbiter::would_precede(std::int32_t announced, std::int32_t chosen) const {
+  const bool before_weight = kind_of(chosen) == TaskKind::kWeightGrad;
+  if (kind_of(announced) == TaskKind::kForward &&
+      (!before_weight || !within_slack(announced) || !admits(announced))) {
+    return false;
+  }
+  const bool stands_before = order_.position_of(announced) < order_.position_of(chosen);
+  switch (order_.rule()) {
+    case HintRule::kOrder: return stands_before;
+    case HintRule::kOrderThenWeight: return before_weight || stands_before;
+    case HintRule::kBackwardForward:
+    case HintRule::kRoundsByPosition: return before_weight || !second_half_;
+    case HintRule::kForwardBackward: return before_weight || second_half_;
+    case HintRule::kBackwardPriority: return true;
+    case HintRule::kForwardPriority: return before_weight;
+  }
+  return false;
 }
 
 std::int32_t Arbiter::free_units() const {
@@ -210,7 +284,10 @@ void Arbiter::move_units(std::int32_t local) {
       break;
     case TaskKind::kInputGrad: break;  // the unit stays until its W
     case TaskKind::kBackward:
-    case TaskKind::kWeightGrad: taken = -1; break;
+    case TaskKind::kWeightGrad:
+      taken = -1;
+      ++next_weight_place_[table_.chunk_of_class(table_.class_of(local))];
+      break;
   }
   if (!options_.units_returned) return;
   units_held_ += taken;

@@ -4,11 +4,13 @@
 //
 // Slack      how many hint positions a task may overtake. 0: the fixed order. kUnlimited: none
 //            is held back. k: a forward may run only if its position is at most k beyond the
-//            first position not yet claimed; backward and weight-gradient tasks are exempt,
-//            as the proof of deadlock freedom needs.
+//            first position not yet claimed. Exempt, as the proof of deadlock freedom needs:
+//            backward and weight-gradient tasks, and with several chunks the forwards of the
+//            earliest microbatch (see Limit) once it has begun here.
 // Limit      units in flight: taken when an F is claimed, given back when its B (split: its W)
 //            is claimed. With free = limit - held and V chunks on the rank:
-//            - unlimited slack, chains, W free ("levelled"): F of chunk c needs free >= V - c;
+//            - unlimited slack, chains, weight gradients in any order ("levelled"): F of chunk c
+//              needs free >= V - c;
 //            - else ("earliest"): with e the earliest microbatch of the step's order whose
 //              forwards have not all been claimed here, holding h units here, F of e needs
 //              free >= 1 and any other F needs free >= (V - h) + 1.
@@ -19,15 +21,22 @@
 //            then follows from the order.
 // Rules      Forward prefers the lower chunk, backward the higher one, then the lower position.
 //            W runs when the rule finds neither (kOrder: by position, like everything else).
+//            kOrderThenWeight and kRoundsByPosition let the position decide between chunks too.
 //            An F that is not admissible hides no other: a lower class, or under "earliest" the
 //            F of e, may still run.
 // Rounds     BF and FB alternate; a round that finds nothing for its second half is over.
+// In order   `weight_in_order`: what completes the parameter gradients of a stage (W, else B)
+//            runs in the step's order of microbatches, stage by stage.
+// Waiting    B and I start at once. Before an F or a W starts, an announced task that the rule
+//            would take first is waited for, if it is due within a share of what the F or W
+//            usually takes; announced forwards count for a W only, and only if admissible. What
+//            is overdue is ignored, so a wait ends, and each task is waited for once.
 //
-// Threads    the rank's worker only (arrive() excepted).
-// Progress   arrive() is wait-free; select() repeats only when an arrival interferes (ReadySet).
+// Threads    the rank's worker only (arrive() and announce() excepted).
+// Progress   both are wait-free; select() repeats only when an arrival interferes (ReadySet).
 // Bound      all memory is taken at construction.
 // Edges      none of its own; arrive() to select() is ReadySet's R1 and R2.
-// Lifetime   `table` and `order` must outlive the arbiter.
+// Lifetime   `table`, `order` and `times` must outlive the arbiter.
 // Cost       select(): O(log64 tasks) per class head, classes being kinds x chunks, and
 //            O(log tasks) for the skip count. commit(): O(log tasks), amortised.
 // Checked    tests/cpp/unit/arbiter_test.cc and arbiter_oracle_test.cc (brute-force twin),
@@ -37,9 +46,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "arbiter/announcements.hpp"
 #include "arbiter/claimed_positions.hpp"
 #include "arbiter/hint_order.hpp"
 #include "arbiter/ready_set.hpp"
+#include "arbiter/task_times.hpp"
 
 namespace rrfp {
 
@@ -52,6 +63,7 @@ enum class Blocked : std::uint8_t {
   kLimit,    // a forward is ready, but the in-flight limit holds it back
   kSlack,    // a task is ready, but the hint (slack) puts another first
   kDone,     // every task has been claimed
+  kHint,     // a task could run, but one that the hint puts first is due soon
 };
 
 enum class AdmissionRule : std::uint8_t { kLevelled, kEarliest };
@@ -61,28 +73,42 @@ struct ArbiterOptions {
   std::int32_t limit_units = kUnlimited;
   AdmissionRule admission = AdmissionRule::kLevelled;
   bool units_returned = true;  // false for forward-only steps: no unit is taken at all
+  bool weight_in_order = false;
+  // The share of its usual duration that an F, a W waits at most; 0: starts at once.
+  double forward_patience = 0;
+  double weight_patience = 0;
+
+  bool waits() const { return forward_patience > 0 || weight_patience > 0; }
 };
 
 struct Choice {
   std::int32_t local = -1;     // the task, or -1
   Blocked blocked = Blocked::kNot;
   std::int32_t overtaken = 0;  // unclaimed tasks that stand before it in the hint (skip count)
+  std::int64_t wait_until_ns = 0;  // kHint: look again at this moment, or at an arrival
 };
 
 class Arbiter {
  public:
-  // `place_of_microbatch[m]`: place of microbatch m in the step's order.
+  // `place_of_microbatch[m]`: place of microbatch m in the step's order. `times` may be null
+  // where options.waits() is false.
   Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-          const std::vector<std::int32_t>& place_of_microbatch);
+          const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times = nullptr);
 
   // Any thread: all inputs of the task are there. False: it had arrived before.
   bool arrive(std::int32_t local);
 
+  // Any thread: the task's input is being computed. False: it was announced before.
+  bool announce(const Announcement& announcement) { return announced_.announce(announcement); }
+
   // The task to run now, or why there is none. Changes nothing but the round (see Rounds).
-  Choice select();
+  Choice select(std::int64_t now_ns = 0);
 
   // Claims what select() has just returned: moves units, positions and the round.
   void commit(const Choice& choice);
+
+  // What select() has seen announced for the task, or null.
+  const Announcement* announcement_of(std::int32_t local) const { return announced_.of(local); }
 
   std::int32_t units_held() const { return units_held_; }
   std::int32_t peak_units() const { return peak_units_; }
@@ -103,10 +129,26 @@ class Arbiter {
   std::int32_t best_backward();
   std::int32_t best_weight_grad();
 
+  // The moment until which `chosen` waits for a task that the hint puts first; 0: it starts now.
+  std::int64_t wait_until_ns(std::int32_t chosen, std::int64_t now_ns);
+  bool would_precede(std::int32_t announced, std::int32_t chosen) const;
+
   // The forward of the class that the rank may claim, or -1.
   std::int32_t forward_of(std::int32_t task_class, HeldBack& held);
   std::int32_t head_of(std::int32_t task_class);
+  std::int32_t gradient_head_of(std::int32_t task_class);  // heeds weight_in_order
   std::int32_t lower_position(std::int32_t local, std::int32_t other) const;
+  TaskKind kind_of(std::int32_t local) const {
+    return table_.kind_of_class(table_.class_of(local));
+  }
+  bool has_rounds() const {
+    return order_.rule() == HintRule::kBackwardForward ||
+           order_.rule() == HintRule::kRoundsByPosition;
+  }
+  bool position_decides() const {
+    return order_.rule() == HintRule::kRoundsByPosition ||
+           order_.rule() == HintRule::kOrderThenWeight;
+  }
   bool is_ready(std::int32_t local) const;
   bool anything_ready();
   bool within_slack(std::int32_t local) const;
@@ -117,8 +159,10 @@ class Arbiter {
   const TaskTable& table_;
   const HintOrder& order_;
   const ArbiterOptions options_;
+  const TaskTimes* const times_;
   ReadySet<> ready_;
   ClaimedPositions claimed_;
+  Announcements announced_;
 
   // Classes by role, in the order the rules prefer them.
   std::vector<std::int32_t> forward_classes_;   // lower chunk first
@@ -134,6 +178,8 @@ class Arbiter {
   std::vector<std::int32_t> forwards_claimed_;  // by microbatch
   std::vector<std::int32_t> held_by_;           // units, by microbatch
   std::int32_t earliest_place_ = 0;             // num_microbatches: all forwards are claimed
+
+  std::vector<std::int32_t> next_weight_place_;  // by chunk: of its next weight gradient
 };
 
 }  // namespace rrfp

@@ -30,6 +30,10 @@ class ClaimedPositions {
     advance();
   }
 
+  bool is_claimed(std::int32_t position) const {
+    return (words_[position / kWordBits] >> (position % kWordBits) & 1) != 0;
+  }
+
   std::int32_t num_unclaimed_before(std::int32_t position) const {
     const std::uint64_t mask = (std::uint64_t{1} << (position % kWordBits)) - 1;
     std::int32_t claimed = std::popcount(words_[position / kWordBits] & mask);

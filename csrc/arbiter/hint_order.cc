@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "arbiter/named_orders.hpp"
 #include "base/check.hpp"
 
 namespace rrfp {
@@ -49,12 +50,12 @@ std::int32_t TaskTable::local(const Task& task) const {
 HintOrder::HintOrder(const TaskTable& table, HintRule rule, const std::vector<Task>& order)
     : rule_(rule),
       tasks_per_class_(table.num_microbatches()),
+      peak_units_(rrfp::peak_units(order)),
       position_of_(table.num_tasks(), kNowhere),
       index_in_class_(table.num_tasks()),
       local_in_class_(table.num_tasks()) {
   local_at_.reserve(table.num_tasks());
   std::vector<std::int32_t> counted(table.num_classes(), 0);
-  std::int32_t units = 0;
   for (const Task& task : order) {
     const std::int32_t local = table.local(task);
     const std::int32_t position = num_tasks();
@@ -73,9 +74,6 @@ HintOrder::HintOrder(const TaskTable& table, HintRule rule, const std::vector<Ta
     position_of_[local] = position;
     index_in_class_[local] = index;
     local_in_class_[task_class * tasks_per_class_ + index] = local;
-
-    if (task.kind == TaskKind::kForward) peak_units_ = std::max(peak_units_, ++units);
-    if (task.kind == TaskKind::kBackward || task.kind == TaskKind::kWeightGrad) --units;
   }
   const auto omitted = std::find(position_of_.begin(), position_of_.end(), kNowhere);
   if (omitted != position_of_.end()) {
@@ -85,34 +83,6 @@ HintOrder::HintOrder(const TaskTable& table, HintRule rule, const std::vector<Ta
                     std::to_string(table.num_tasks()) +
                     " in this step; each task of the rank must appear exactly once");
   }
-}
-
-std::vector<Task> gpipe_order(std::int32_t rank,
-                              const std::vector<std::int32_t>& microbatch_order) {
-  std::vector<Task> order;
-  order.reserve(2 * microbatch_order.size());
-  for (const std::int32_t m : microbatch_order) order.push_back({rank, TaskKind::kForward, m});
-  for (const std::int32_t m : microbatch_order) order.push_back({rank, TaskKind::kBackward, m});
-  return order;
-}
-
-std::vector<Task> one_f_one_b_order(std::int32_t rank, std::int32_t num_ranks,
-                                    const std::vector<std::int32_t>& microbatch_order) {
-  // The forwards ahead of the first backward: one for each rank from here to the last.
-  const std::size_t ahead =
-      std::min(static_cast<std::size_t>(num_ranks - rank), microbatch_order.size());
-  std::vector<Task> order;
-  order.reserve(2 * microbatch_order.size());
-  for (std::size_t place = 0; place < ahead; ++place) {
-    order.push_back({rank, TaskKind::kForward, microbatch_order[place]});
-  }
-  for (std::size_t place = 0; place < microbatch_order.size(); ++place) {
-    order.push_back({rank, TaskKind::kBackward, microbatch_order[place]});
-    if (place + ahead < microbatch_order.size()) {
-      order.push_back({rank, TaskKind::kForward, microbatch_order[place + ahead]});
-    }
-  }
-  return order;
 }
 
 }  // namespace rrfp

@@ -15,7 +15,9 @@ namespace rrfp {
 
 enum class HintRule : std::uint8_t {
   kOrder,             // the lowest position, whatever its kind
+  kOrderThenWeight,   // F and I by position; W only when neither can run
   kBackwardForward,   // the paper's BF: rounds of one backward, then one forward
+  kRoundsByPosition,  // BF's rounds; between chunks the lowest position decides
   kForwardBackward,   // FB: rounds of one forward, then one backward
   kBackwardPriority,  // any backward before any forward
   kForwardPriority,   // any forward before any backward
@@ -86,11 +88,5 @@ class HintOrder {
   std::vector<std::int32_t> index_in_class_;  // by local
   std::vector<std::int32_t> local_in_class_;  // by class and index
 };
-
-// Orders by name for rank `rank` of a chain with one stage per rank, unsplit.
-// `microbatch_order[p]` is the microbatch at place p of the step's order.
-std::vector<Task> gpipe_order(std::int32_t rank, const std::vector<std::int32_t>& microbatch_order);
-std::vector<Task> one_f_one_b_order(std::int32_t rank, std::int32_t num_ranks,
-                                    const std::vector<std::int32_t>& microbatch_order);
 
 }  // namespace rrfp

@@ -45,6 +45,7 @@ class DeviceTransport final : public Transport, private MessageSink {
  public:
   static constexpr std::int64_t kSettleMs = 1000;
   static constexpr std::int64_t kCheckDeviceMs = 50;
+  static constexpr int kPollsPerProgress = 16;
 
   DeviceTransport(std::unique_ptr<Transport> control, std::unique_ptr<DataChannel> channel,
                   std::shared_ptr<ReceiveMemory> memory);

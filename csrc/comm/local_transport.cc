@@ -223,7 +223,7 @@ void LocalTransport::abort(const Status& status) {
 LocalTransport::~LocalTransport() {
   const std::string who = "rank " + std::to_string(rank_);
   abort(Status{StatusCode::kClosed, rank_, who + " has closed its transport"});
-  const Status lost{StatusCode::kPeerLost, rank_, who + " closed its transport without a goodbye"};
+  const Status lost{StatusCode::kPeerLost, rank_, who + " closed its transport without a goodbye."};
   for (std::int32_t peer = 0; peer < num_ranks() && self_.sink.load() != nullptr; ++peer) {
     if (peer == rank_ || self_.said_bye[static_cast<std::size_t>(peer)]) continue;
     Visit visit(endpoint(peer));

@@ -237,6 +237,7 @@ void RankRuntime::send_control(std::int32_t peer, std::vector<std::byte> body) {
 std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t peer,
                                                                 std::int64_t timeout_ms) {
   join_progress_thread();
+  // relaxed: this thread alone writes it.
   const bool is_inside = step_ != nullptr && !step_->is_over.load(std::memory_order_relaxed);
   if (!is_inside && board_.activity() != Activity::kEntering) {
     board_.set(Activity::kEntering, steady_now_ns());

@@ -27,6 +27,10 @@
 //               wait_sends() acquires: when nothing is outstanding, take_sent() gets all.
 //           G4  aborted_ is stored seq_cst before the wake-up; the worker looks at it after
 //               EventCount::prepare(), so it cannot sleep through an abort.
+//           G5  is_closing_: release in close(), acquire in tick() and on_peer_lost(). Nothing is
+//               ordered but the flag itself.
+//           G6  A heartbeat's is_posted: cleared with release in on_sent(), acquired by
+//               send_heartbeats(): the transport is done with the message before it is reused.
 // Fork      In a forked child a runtime refuses to be used, and goes without a word or a wait.
 // Lifetime  Inbound messages may outlive the runtime (PayloadPool).
 // Checked   tests/cpp/unit/rank_runtime_test.cc, tests/cpp/stress/rank_runtime_stress.cc (TSan).

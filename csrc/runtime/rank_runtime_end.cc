@@ -52,9 +52,8 @@ void RankRuntime::close(std::int64_t timeout_ms) {
   }
   const std::int64_t until_ns = steady_now_ns() + timeout_ms * 1000000;
   wait_outstanding(until_ns, true);
-  // From here on the loss of a peer is no news. Release, with the acquire in tick() and
-  // on_peer_lost(): nothing is ordered but the flag itself.
-  is_closing_.store(true, std::memory_order_release);
+  // From here on the loss of a peer is no news.
+  is_closing_.store(true, std::memory_order_release);  // G5
   // The goodbye must not overtake the abort that is its reason, which another rank or thread
   // may still be telling. Who hears it twice keeps the first.
   if (is_aborted()) tell_peers(MessageType::kAbort, to_bytes(status()));

@@ -124,7 +124,7 @@ void RankRuntime::protocol_error(std::int32_t peer, const std::string& what) {
 
 void RankRuntime::on_sent(OutboundMessage* message, const Status&) {
   if (message->header.type == MessageType::kHeartbeat) {
-    heartbeats_[message->peer].is_posted.store(false, std::memory_order_release);  // see tick()
+    heartbeats_[message->peer].is_posted.store(false, std::memory_order_release);  // G6
     return;
   }
   give_back(message);
@@ -163,17 +163,17 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
 }
 
 void RankRuntime::on_peer_lost(std::int32_t peer, const Status& status) {
-  if (is_closing_.load(std::memory_order_acquire)) return;  // see close()
+  if (is_closing_.load(std::memory_order_acquire)) return;  // G5
   Status lost = status;
   if (lost.code == StatusCode::kPeerLost) {
-    lost.message += ". Rank " + std::to_string(peer) + " " +
+    lost.message += " Rank " + std::to_string(peer) + " " +
                     watch_.last_words(peer, steady_now_ns());
   }
   abort(lost);
 }
 
 void RankRuntime::tick(std::int64_t now_ns) {
-  if (is_closing_.load(std::memory_order_acquire)) return;  // see close()
+  if (is_closing_.load(std::memory_order_acquire)) return;  // G5
   if (now_ns - last_heartbeat_ns_ >= options_.heartbeat_ms * 1000000) {
     last_heartbeat_ns_ = now_ns;
     send_heartbeats(now_ns);
@@ -184,6 +184,7 @@ void RankRuntime::tick(std::int64_t now_ns) {
   const RankState self = board_.read(now_ns);
   const auto trouble = watch_.check(self, step ? step->stall_timeout_ms : INT64_MAX, now_ns);
   if (trouble) return abort(*trouble);
+  // relaxed: late by one tick either way.
   if (step != nullptr && !step->is_over.load(std::memory_order_relaxed)) check_departed(*step);
 }
 
@@ -192,9 +193,8 @@ void RankRuntime::send_heartbeats(std::int64_t now_ns) {
   for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
     if (peer == rank() || watch_.has_left(peer)) continue;
     Heartbeat& heartbeat = heartbeats_[peer];
-    // Acquire, with the release in on_sent(): the transport is done with the last one. A peer
-    // that does not read gets no second one.
-    if (heartbeat.is_posted.load(std::memory_order_acquire)) continue;
+    // A peer that does not read gets no second one.
+    if (heartbeat.is_posted.load(std::memory_order_acquire)) continue;  // G6
     heartbeat.is_posted.store(true, std::memory_order_relaxed);  // only this thread posts them
     heartbeat.message.header = {};
     heartbeat.message.header.type = MessageType::kHeartbeat;

@@ -51,7 +51,7 @@ std::optional<RankState> parse_rank_state(std::span<const std::byte> body) {
   RankState state;
   if (body.size() != sizeof state) return std::nullopt;
   std::memcpy(&state, body.data(), sizeof state);
-  if (state.activity > Activity::kRunning || state.blocked > Blocked::kDone ||
+  if (state.activity > Activity::kRunning || state.blocked > Blocked::kHint ||
       static_cast<int>(state.kind) >= kNumTaskKinds) {
     return std::nullopt;
   }

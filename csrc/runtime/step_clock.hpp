@@ -30,7 +30,7 @@ class StepClock {
   void retired(std::int64_t now_ns) { enter(times_.host_ns, now_ns); }
   void blocked(Blocked why, std::int64_t now_ns) {
     enter(why == Blocked::kLimit   ? times_.idle_limit_ns
-          : why == Blocked::kSlack ? times_.idle_slack_ns
+          : why == Blocked::kSlack || why == Blocked::kHint ? times_.idle_slack_ns
                                    : times_.idle_input_ns,
           now_ns);
   }

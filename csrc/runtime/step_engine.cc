@@ -18,11 +18,13 @@ std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& microbatch_
 
 }  // namespace
 
-StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank)
+StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times)
     : plan_(std::move(plan)),
       rank_(rank),
+      own_times_(times ? nullptr : std::make_unique<TaskTimes>(table().num_chunks())),
+      times_(times ? *times : *own_times_),
       arbiter_(plan_->table(rank), plan_->hint_order(rank), plan_->arbiter_options(rank),
-               places_of(plan_->microbatch_order())),
+               places_of(plan_->microbatch_order()), &times_),
       tasks_(table().num_tasks()),
       records_(table().num_tasks()) {
   std::int32_t num_slots = 0;
@@ -52,15 +54,37 @@ const std::vector<std::int32_t>& StepEngine::senders_of(const Task& task) const 
   return none_;
 }
 
-Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void* payload,
-                             std::int64_t now_ns) {
+std::pair<std::int32_t, std::int32_t> StepEngine::input_of(const Task& target,
+                                                           std::int32_t source_stage) const {
   const std::int32_t local = table().local(target);
-  if (local < 0) return Delivery::kUnknown;
+  if (local < 0) return {-1, -1};
   const auto& senders = senders_of(target);
   const auto sender = std::find(senders.begin(), senders.end(), source_stage);
-  if (sender == senders.end()) return Delivery::kUnknown;
-  const auto index = static_cast<std::int32_t>(sender - senders.begin());
-  return set_bit(local, own_bits(target.kind) + index, payload, now_ns);
+  if (sender == senders.end()) return {-1, -1};
+  return {local, own_bits(target.kind) + static_cast<std::int32_t>(sender - senders.begin())};
+}
+
+Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void* payload,
+                             std::int64_t now_ns) {
+  const auto [local, bit] = input_of(target, source_stage);
+  return local < 0 ? Delivery::kUnknown : set_bit(local, bit, payload, now_ns);
+}
+
+bool StepEngine::announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
+                          std::int64_t now_ns) {
+  const std::int32_t local = input_of(target, source_stage).first;
+  return local >= 0 && arbiter_.announce({local, now_ns, expected_ns});
+}
+
+std::int64_t StepEngine::usual_duration_ns(std::int32_t local) const {
+  return times_.duration_ns(table().task(local).kind, chunk_of(local));
+}
+
+void StepEngine::learn_travel(std::int32_t local, std::int64_t took_ns) {
+  const Announcement* announcement = arbiter_.announcement_of(local);
+  if (announcement == nullptr) return;
+  times_.add_travel(table().task(local).kind, chunk_of(local),
+                    records_[local].ready_ns - announcement->received_ns - took_ns);
 }
 
 Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, void* payload,
@@ -79,7 +103,7 @@ Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, void* payload
 }
 
 Choice StepEngine::claim(std::int64_t now_ns) {
-  const Choice choice = arbiter_.select();
+  const Choice choice = arbiter_.select(now_ns);
   if (choice.local < 0) return choice;
   arbiter_.commit(choice);
   tasks_[choice.local].is_claimed = true;
@@ -105,6 +129,7 @@ void StepEngine::retire(std::int32_t local, std::int64_t now_ns) {
   RRFP_INVARIANT(!tasks_[local].is_retired, to_text(task) + " was retired twice");
   tasks_[local].is_retired = true;
   record.retired_ns = now_ns;
+  times_.add_duration(task.kind, chunk_of(local), now_ns - record.claimed_ns);
   ++num_retired_;
   release_dependents(task, now_ns);
 }

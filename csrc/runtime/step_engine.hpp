@@ -8,7 +8,9 @@
 //            W   bit 0: its I retired
 //          deliver() stores the payload, then sets the bit with one RMW, which also tells
 //          completion (it was the last one missing). A bit that is set already is a duplicate.
-// Threads  deliver() and needs(): any thread; deliveries of one input come one after another
+// Waiting  Where the plan waits, a rank announces what it starts, with what that usually takes;
+//          announce() takes the word of a peer. learn_travel() compares it with what came.
+// Threads  deliver(), announce() and needs(): any thread; deliveries of one input come one after another
 //          (an edge has one sender, and a sender's messages come from one thread at a time).
 //          Everything else: the rank's worker.
 // Progress deliver() is wait-free and allocates nothing.
@@ -26,6 +28,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
@@ -49,11 +52,23 @@ struct TaskRecord {
 
 class StepEngine {
  public:
-  StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank);
+  // `times` is learnt from and added to; null: the step has its own, and knows nothing at first.
+  StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times = nullptr);
 
   // The output of `source_stage` for `target` (an F), or its gradient for `target` (a B or I).
   Delivery deliver(const Task& target, std::int32_t source_stage, void* payload,
                    std::int64_t now_ns);
+
+  // `source_stage` has started what `target` waits for, which usually takes it expected_ns.
+  // False: no such task or edge, or announced before; nothing changed.
+  bool announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
+                std::int64_t now_ns);
+
+  // What the claimed task usually takes: what its announcement says; 0: not known yet.
+  std::int64_t usual_duration_ns(std::int32_t local) const;
+
+  // The input of the claimed task took its sender took_ns to compute.
+  void learn_travel(std::int32_t local, std::int64_t took_ns);
 
   // Chooses and claims; Choice::local is -1 when nothing may run now.
   Choice claim(std::int64_t now_ns);
@@ -96,16 +111,24 @@ class StepEngine {
     bool is_retired = false;
   };
 
+  std::int32_t chunk_of(std::int32_t local) const {
+    return table().chunk_of_class(table().class_of(local));
+  }
   // What a task waits for besides its own F or I: the stages on its incoming side.
   const std::vector<std::int32_t>& senders_of(const Task& task) const;
   // Bits before those of the senders: 1 for B and I (own F) and W (own I), 0 for F.
   static std::int32_t own_bits(TaskKind kind) { return kind == TaskKind::kForward ? 0 : 1; }
+  // The task and the bit of an input; {-1, -1}: no such task or edge.
+  std::pair<std::int32_t, std::int32_t> input_of(const Task& target,
+                                                 std::int32_t source_stage) const;
   Delivery set_bit(std::int32_t local, std::int32_t bit, void* payload, std::int64_t now_ns);
   void release_dependents(const Task& task, std::int64_t now_ns);
   Missing missing_of(std::int32_t local) const;
 
   std::shared_ptr<const StepPlan> plan_;
   std::int32_t rank_;
+  std::unique_ptr<TaskTimes> own_times_;  // null: the caller's are used
+  TaskTimes& times_;
   Arbiter arbiter_;
   std::vector<TaskState> tasks_;     // by local
   std::vector<void*> slots_;         // payloads, task by task, input by input

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <unordered_map>
 
 #include "base/check.hpp"
@@ -14,17 +13,6 @@ namespace rrfp {
 namespace {
 
 constexpr const char* kUsersOrder = "order";
-constexpr const char* kHintNames = "gpipe, 1f1b, bf, fb, b-priority, f-priority and auto";
-
-std::optional<HintRule> rule_of(const std::string& hint) {
-  if (hint == "gpipe" || hint == "1f1b" || hint == kUsersOrder) return HintRule::kOrder;
-  if (hint == "bf" || hint == "auto") return HintRule::kBackwardForward;
-  if (hint == "fb") return HintRule::kForwardBackward;
-  if (hint == "b-priority") return HintRule::kBackwardPriority;
-  if (hint == "f-priority") return HintRule::kForwardPriority;
-  return std::nullopt;
-}
-
 std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
 
 void check_permutation(const std::vector<std::int32_t>& order, std::int32_t num_microbatches) {
@@ -62,17 +50,10 @@ StepPlan::StepPlan(std::shared_ptr<const StageGraph> graph, StepOptions options)
     : graph_(std::move(graph)), options_(std::move(options)) {
   check_options();
   make_tables();
-  const HintRule rule = *rule_of(options_.hint);
   if (options_.hint == kUsersOrder) {
-    const Orders orders = users_order();
-    set_orders(rule, orders);  // refuses an order that omits a task
-    options_.microbatch_order = forwards_of(orders[graph_->rank_of(0)], 0);
-    if (options_.slack != kUnlimited) check_users_order(orders);
-  } else if (rule == HintRule::kOrder || options_.forward_only) {
-    // Forwards alone: every hint is the microbatch order.
-    set_orders(rule, named_order(rule));
+    plan_users_order();
   } else {
-    set_orders(rule, positions_of_rule(rule));
+    plan_named_hint();
   }
   set_limits();
 }
@@ -86,21 +67,66 @@ StepPlan::StepPlan(std::shared_ptr<const StageGraph> graph, StepOptions options,
   set_limits();
 }
 
+void StepPlan::plan_users_order() {
+  if (options_.slack == kAutoSlack) options_.slack = kUnlimited;
+  const Orders orders = users_order();
+  set_orders(HintRule::kOrder, orders);  // refuses an order that omits a task
+  options_.microbatch_order = forwards_of(orders[graph_->rank_of(0)], 0);
+  if (options_.slack != kUnlimited) check_users_order(orders);
+  if (options_.slack == 0 && options_.weight_in_order) check_weight_order(orders);
+}
+
+void StepPlan::plan_named_hint() {
+  const std::int32_t limit =
+      options_.limits.empty() ? default_limit_units(*graph_, options_.microbatch_order)
+                              : *std::max_element(options_.limits.begin(), options_.limits.end());
+  const HintPolicy policy =
+      policy_of(*graph_, {.hint = options_.hint,
+                          .split_backward = options_.split_backward,
+                          .limit_units = limit,
+                          .microbatch_order = options_.microbatch_order});
+  if (options_.slack == kAutoSlack) options_.slack = policy.slack;
+  Orders orders = textbook_orders(*graph_, policy.order, options_.split_backward,
+                                  options_.microbatch_order);
+  if (options_.forward_only) {
+    for (auto& order : orders) {
+      std::erase_if(order, [](const Task& task) { return task.kind != TaskKind::kForward; });
+    }
+  } else if (policy.ranks_itself) {
+    orders = positions_of_rule(policy.rule, orders);
+  }
+  set_orders(policy.rule, orders);
+  if (options_.waiting && options_.slack != 0 && graph_->is_chain() && !options_.forward_only) {
+    forward_patience_ = policy.forward_patience;
+    weight_patience_ = policy.weight_patience;
+  }
+}
+
 void StepPlan::check_options() {
   const auto& hint = options_.hint;
-  RRFP_CHECK(rule_of(hint), "hint \"" + hint + "\" is not known; the hints are " + kHintNames +
-                                ", or an order of your own");
-  RRFP_CHECK(hint == kUsersOrder || graph_->max_stages_per_rank() == 1,
-             "hint \"" + hint + "\" with " + std::to_string(graph_->max_stages_per_rank()) +
-                 " stages on one rank: several stages per rank are not supported yet; use one "
-                 "rank per stage");
-  RRFP_CHECK(hint != "1f1b" || graph_->is_chain(),
-             "hint \"1f1b\" needs a chain of stages; use bf for other graphs");
+  RRFP_CHECK(hint == kUsersOrder || is_known_hint(hint),
+             "hint \"" + hint + "\" is not known; the hints are " + known_hints() +
+                 ", or an order of your own");
   RRFP_CHECK(options_.num_microbatches >= 1, "a step needs at least 1 microbatch, got " +
                                                  std::to_string(options_.num_microbatches));
-  RRFP_CHECK(options_.slack >= 0 || options_.slack == kUnlimited,
-             "slack must be 0 or more positions, or unlimited; got " +
+  RRFP_CHECK(options_.slack >= kAutoSlack,
+             "slack must be 0 or more positions, unlimited or left to the hint; got " +
                  std::to_string(options_.slack));
+  const std::string why = misfit(*graph_, hint, options_.split_backward || options_.forward_only);
+  RRFP_CHECK(why.empty(), "hint \"" + hint + "\" " + why);
+  check_limits();
+  std::vector<std::int32_t> given(options_.num_microbatches);
+  std::iota(given.begin(), given.end(), 0);
+  if (options_.microbatch_order.empty()) options_.microbatch_order = given;
+  check_permutation(options_.microbatch_order, options_.num_microbatches);
+  RRFP_CHECK(hint != kUsersOrder || options_.microbatch_order == given,
+             "an order of your own names the microbatches as you give them; it cannot be "
+             "combined with another microbatch order");
+  RRFP_CHECK(hint == kUsersOrder || options_.order.empty(),
+             "hint \"" + hint + "\" came together with an order of tasks; give one of them");
+}
+
+void StepPlan::check_limits() const {
   RRFP_CHECK(options_.limits.empty() ||
                  static_cast<std::int32_t>(options_.limits.size()) == graph_->num_ranks(),
              "the in-flight limit lists " + std::to_string(options_.limits.size()) +
@@ -114,23 +140,22 @@ void StepPlan::check_options() {
                    (least == 1 ? " stage needs" : " stages need") + " at least " +
                    std::to_string(least));
   }
-  std::vector<std::int32_t> given(options_.num_microbatches);
-  std::iota(given.begin(), given.end(), 0);
-  if (options_.microbatch_order.empty()) options_.microbatch_order = given;
-  check_permutation(options_.microbatch_order, options_.num_microbatches);
-  RRFP_CHECK(hint != kUsersOrder || options_.microbatch_order == given,
-             "an order of your own names the microbatches as you give them; it cannot be "
-             "combined with another microbatch order");
-  RRFP_CHECK(hint == kUsersOrder || options_.order.empty(),
-             "hint \"" + hint + "\" came together with an order of tasks; give one of them");
 }
 
 void StepPlan::make_tables() {
   std::vector<TaskKind> kinds{TaskKind::kForward};
-  if (!options_.forward_only) kinds.push_back(TaskKind::kBackward);
+  if (options_.split_backward && !options_.forward_only) {
+    kinds.insert(kinds.end(), {TaskKind::kInputGrad, TaskKind::kWeightGrad});
+  } else if (!options_.forward_only) {
+    kinds.push_back(TaskKind::kBackward);
+  }
   for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
     tables_.emplace_back(graph_->stages_of(rank), kinds, options_.num_microbatches);
   }
+}
+
+std::string StepPlan::kinds_text() const {
+  return options_.split_backward ? "the kinds F, I and W" : "the kinds F and B";
 }
 
 // Splits the user's order by rank. Positions in its messages are those of the whole list.
@@ -146,7 +171,7 @@ StepPlan::Orders StepPlan::users_order() const {
                "the order lists " + to_text(task) + " at position " + std::to_string(position) +
                    ", which is no task of this step: it has stages 0 to " +
                    std::to_string(graph_->num_stages() - 1) + ", microbatches 0 to " +
-                   std::to_string(options_.num_microbatches - 1) + " and the kinds F and B");
+                   std::to_string(options_.num_microbatches - 1) + " and " + kinds_text());
     const auto [first, is_new] = position_of.emplace(to_text(task), position);
     RRFP_CHECK(is_new, "the order lists task " + to_text(task) + " twice, at positions " +
                            std::to_string(first->second) + " and " + std::to_string(position) +
@@ -179,27 +204,25 @@ void StepPlan::check_users_order(const Orders& orders) const {
   }
 }
 
-StepPlan::Orders StepPlan::named_order(HintRule rule) const {
-  Orders orders;
-  for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
-    const std::int32_t stage = graph_->stages_of(rank).front();
-    std::vector<Task> order;
-    if (rule == HintRule::kOrder && options_.hint == "1f1b") {
-      order = one_f_one_b_order(stage, graph_->num_stages(), options_.microbatch_order);
-    } else {
-      order = gpipe_order(stage, options_.microbatch_order);
+// A fixed order is kept as it stands, also where it asks for another order of weight gradients.
+void StepPlan::check_weight_order(const Orders& orders) const {
+  const auto completes = options_.split_backward ? TaskKind::kWeightGrad : TaskKind::kBackward;
+  std::vector<std::size_t> next(graph_->num_stages(), 0);
+  for (const auto& order : orders) {
+    for (const Task& task : order) {
+      if (task.kind != completes) continue;
+      const std::int32_t due = options_.microbatch_order[next[task.stage]++];
+      RRFP_CHECK(task.microbatch == due,
+                 "the order runs " + to_text(task) + " where the weight gradients of stage " +
+                     std::to_string(task.stage) + " are at microbatch " + std::to_string(due) +
+                     "; with slack 0, a deterministic step needs them in the order of the "
+                     "forwards of stage 0");
     }
-    if (options_.forward_only) {
-      std::erase_if(order, [](const Task& task) { return task.kind != TaskKind::kForward; });
-    }
-    orders.push_back(std::move(order));
   }
-  return orders;
 }
 
-StepPlan::Orders StepPlan::positions_of_rule(HintRule rule) const {
-  const std::shared_ptr<const StepPlan> draft(
-      new StepPlan(graph_, options_, rule, named_order(rule)));
+StepPlan::Orders StepPlan::positions_of_rule(HintRule rule, const Orders& ties) const {
+  const std::shared_ptr<const StepPlan> draft(new StepPlan(graph_, options_, rule, ties));
   VirtualModel unit_times;
   unit_times.duration_ns = [](const Task& task) {
     return task.kind == TaskKind::kBackward ? 2 : 1;  // a B is an I and a W
@@ -221,33 +244,37 @@ void StepPlan::set_orders(HintRule rule, const Orders& orders) {
 }
 
 void StepPlan::set_limits() {
+  if (options_.forward_only) {
+    limits_.assign(graph_->num_ranks(), kUnlimited);
+    return;
+  }
+  limits_ = options_.limits;
   for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
-    const auto num_stages = static_cast<std::int32_t>(graph_->stages_of(rank).size());
-    const std::int32_t peak = options_.forward_only ? 0 : orders_[rank].peak_units();
-    if (options_.forward_only) {
-      limits_.push_back(kUnlimited);
-    } else if (!options_.limits.empty()) {
-      limits_.push_back(options_.limits[rank]);
-      RRFP_CHECK(options_.slack != 0 || limits_.back() >= peak,
-                 "the in-flight limit of " + rank_text(rank) + " is " +
-                     std::to_string(limits_.back()) + ", but hint \"" + options_.hint +
-                     "\" with slack 0 needs " + std::to_string(peak) +
-                     " there; raise max_in_flight to " + std::to_string(peak) +
-                     ", or allow slack so that forwards can wait");
-    } else if (options_.slack == 0) {
-      limits_.push_back(peak);
-    } else {
-      limits_.push_back(num_stages == 1 ? graph_->num_ranks() : std::max(peak, num_stages));
+    const std::int32_t peak = orders_[rank].peak_units();
+    if (options_.limits.empty()) {
+      limits_.push_back(options_.slack == 0
+                            ? peak
+                            : default_limit_units(*graph_, options_.microbatch_order));
     }
+    RRFP_CHECK(options_.slack != 0 || limits_[rank] >= peak,
+               "the in-flight limit of " + rank_text(rank) + " is " +
+                   std::to_string(limits_[rank]) + ", but hint \"" + options_.hint +
+                   "\" with slack 0 needs " + std::to_string(peak) +
+                   " there; raise max_in_flight to " + std::to_string(peak) +
+                   ", or allow slack so that forwards can wait");
   }
 }
 
 ArbiterOptions StepPlan::arbiter_options(std::int32_t rank) const {
-  const bool is_levelled = graph_->is_chain() && options_.slack == kUnlimited;
+  const bool is_levelled =
+      graph_->is_chain() && options_.slack == kUnlimited && !options_.weight_in_order;
   return {.slack = options_.slack,
           .limit_units = limits_.at(rank),
           .admission = is_levelled ? AdmissionRule::kLevelled : AdmissionRule::kEarliest,
-          .units_returned = !options_.forward_only};
+          .units_returned = !options_.forward_only,
+          .weight_in_order = options_.weight_in_order,
+          .forward_patience = forward_patience_,
+          .weight_patience = weight_patience_};
 }
 
 }  // namespace rrfp

@@ -10,6 +10,7 @@
 #include "arbiter/arbiter.hpp"
 #include "arbiter/hint_order.hpp"
 #include "base/task.hpp"
+#include "runtime/hint_policy.hpp"
 #include "runtime/stage_graph.hpp"
 
 namespace rrfp {
@@ -17,18 +18,21 @@ namespace rrfp {
 struct StepOptions {
   std::int32_t num_microbatches = 0;
   std::vector<std::int32_t> microbatch_order;  // empty: as given
-  // A name (gpipe, 1f1b, bf, fb, b-priority, f-priority, auto), or "order" with `order` below.
+  // A name (known_hints()), or "order" with `order` below.
   std::string hint = "auto";
   std::vector<Task> order;           // all tasks of all ranks; each rank takes its own, in order
-  std::int32_t slack = kUnlimited;
+  std::int32_t slack = kAutoSlack;
   std::vector<std::int32_t> limits;  // units per rank; empty: the default of the hint and slack
   bool forward_only = false;         // only F tasks, no units; other tasks of `order` are skipped
+  bool split_backward = false;       // I and W in the place of B
+  bool weight_in_order = false;      // W (unsplit: B) in the step's order of microbatches
+  bool waiting = true;               // hint "auto" may wait for announced tasks, on chains
 };
 
-// Positions    gpipe and 1f1b: their textbook orders. A rule (bf, ...): the order in which it
-//              runs itself when F takes 1, B takes 2 and messages take no time, under the
-//              limits. Default limits: with slack 0 the order's own peak on each rank, else one
-//              unit per rank of the pipeline (several stages on a rank: the order's own peak).
+// Positions    Textbook orders: themselves. A rule (bf, ...): the order in which it runs itself
+//              when F, I and W take 1, B takes 2 and messages take no time, under the limits.
+//              "auto": policy_of(). Default limits: with slack 0 the order's own peak on each
+//              rank, else default_limit_units().
 // Never stuck  docs/concepts.md proves that a step ends whatever the messages do, for orders
 //              whose forwards follow one microbatch order on every rank. A user's order with
 //              bounded slack must do so; with slack 0 it is run through once here instead.
@@ -49,6 +53,9 @@ class StepPlan {
   const std::vector<std::int32_t>& microbatch_order() const { return options_.microbatch_order; }
   const TaskTable& table(std::int32_t rank) const { return tables_.at(rank); }
   const HintOrder& hint_order(std::int32_t rank) const { return orders_.at(rank); }
+  bool split_backward() const { return options_.split_backward; }
+  // Whether ranks should announce what they start: some rank may wait for it.
+  bool waits() const { return forward_patience_ > 0 || weight_patience_ > 0; }
   ArbiterOptions arbiter_options(std::int32_t rank) const;
   // kUnlimited for forward-only steps.
   std::int32_t limit_units(std::int32_t rank) const { return limits_.at(rank); }
@@ -61,19 +68,25 @@ class StepPlan {
            const Orders& orders);
 
   void check_options();
+  void check_limits() const;
   void make_tables();
+  void plan_users_order();
+  void plan_named_hint();
   Orders users_order() const;
   void check_users_order(const Orders& orders) const;
-  Orders named_order(HintRule rule) const;
-  Orders positions_of_rule(HintRule rule) const;
+  void check_weight_order(const Orders& orders) const;
+  Orders positions_of_rule(HintRule rule, const Orders& ties) const;
   void set_orders(HintRule rule, const Orders& orders);
   void set_limits();
+  std::string kinds_text() const;
 
   std::shared_ptr<const StageGraph> graph_;
   StepOptions options_;
   std::vector<TaskTable> tables_;
   std::vector<HintOrder> orders_;
   std::vector<std::int32_t> limits_;
+  double forward_patience_ = 0;
+  double weight_patience_ = 0;
 };
 
 }  // namespace rrfp

@@ -2,13 +2,15 @@
 // loop behind a rule's positions (StepPlan) and the simulated world (sim/world.hpp).
 //
 // One rank runs one task at a time, without preemption; it looks for the next task whenever one
-// of its own retires or something arrives while it is idle. Events of one instant are all
+// of its own retires, something arrives while it is idle, or a wait for an announced task ends.
+// Events of one instant are all
 // applied before anybody chooses, ranks choose in order: the outcome is a function of the
 // plan and the model alone.
 //
-// Engine   StepEngine, or something with the same deliver, claim, retire and finished (tests
-//          put broken ones here, to see that their checkers notice).
-// Bound    Ends when no event is left: each task retires once, each message arrives once.
+// Engine   StepEngine, or something made from it (tests put broken ones here, to see that their
+//          checkers notice).
+// Bound    Ends when no event is left: each task retires once, each message arrives once, each
+//          announced task is waited for once.
 // Threads  the caller's.
 #pragma once
 
@@ -30,6 +32,10 @@ struct VirtualModel {
   // When what `from` retired at now_ns reaches `target_stage` on another rank.
   std::function<std::int64_t(const Task& from, std::int32_t target_stage, std::int64_t now_ns)>
       arrival_ns;
+  // From the start of a task to the arrival of its announcement, where the plan waits.
+  std::int64_t announcement_lag_ns = 0;
+  // What earlier steps have taught, by rank, for this one to use and add to; null: nothing.
+  std::vector<TaskTimes>* times = nullptr;
   // Told of every look at the ready set; may be empty.
   std::function<void(std::int32_t rank, const Choice&)> on_choice;
 };
@@ -54,7 +60,9 @@ class VirtualRun {
       : plan_(std::move(plan)), model_(model) {
     const std::int32_t num_ranks = plan_->graph().num_ranks();
     for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-      engines_.push_back(std::make_unique<Engine>(plan_, rank));
+      TaskTimes* times = model_.times == nullptr ? nullptr : &model_.times->at(rank);
+      engines_.push_back(std::make_unique<Engine>(plan_, rank, times));
+      sender_took_ns_.emplace_back(plan_->table(rank).num_tasks(), 0);
     }
     is_busy_.assign(num_ranks, false);
     is_touched_.assign(num_ranks, true);
@@ -81,13 +89,17 @@ class VirtualRun {
   }
 
  private:
+  enum class EventKind : std::uint8_t { kRetire, kArrival, kAnnouncement, kWake };
+
   struct Event {
     std::int64_t at_ns = 0;
     std::int64_t number = 0;         // among events of one instant: the one made first
+    EventKind kind = EventKind::kWake;
     std::int32_t rank = 0;
-    std::int32_t local = -1;         // a retire; else an arrival:
-    Task target{};
+    std::int32_t local = -1;         // kRetire
+    Task target{};                   // kArrival, kAnnouncement
     std::int32_t source_stage = -1;
+    std::int64_t duration_ns = 0;    // kArrival: what it took; kAnnouncement: what it should
     bool operator<(const Event& other) const {  // priority_queue pops the greatest
       return at_ns != other.at_ns ? at_ns > other.at_ns : number > other.number;
     }
@@ -99,51 +111,89 @@ class VirtualRun {
   }
 
   void apply(const Event& event) {
-    is_touched_[event.rank] = true;
-    if (event.local < 0) {
-      deliver(event.rank, event.target, event.source_stage, event.at_ns);
+    if (event.kind == EventKind::kAnnouncement) {  // changes nothing until the rank looks again
+      engines_[event.rank]->announce(event.target, event.source_stage, event.duration_ns,
+                                     event.at_ns);
       return;
     }
+    is_touched_[event.rank] = true;
+    if (event.kind == EventKind::kArrival) deliver(event);
+    if (event.kind == EventKind::kRetire) retire(event);
+  }
+
+  void retire(const Event& event) {
     const Task task = plan_->table(event.rank).task(event.local);
     is_busy_[event.rank] = false;
     outcome_.makespan_ns = std::max(outcome_.makespan_ns, event.at_ns);
     engines_[event.rank]->retire(event.local, event.at_ns);
     for (const std::int32_t stage : plan_->graph().targets_of(task)) {
-      const Task target{stage, task.kind, task.microbatch};
-      const std::int32_t rank = plan_->graph().rank_of(stage);
-      if (rank == event.rank) {
-        deliver(rank, target, task.stage, event.at_ns);
-      } else {
-        const std::int64_t at_ns = model_.arrival_ns(task, stage, event.at_ns);
-        RRFP_CHECK(at_ns >= event.at_ns, "the output of " + to_text(task) +
-                                             " would arrive before it was sent");
-        push({.at_ns = at_ns, .rank = rank, .target = target, .source_stage = task.stage});
+      Event arrival{.at_ns = event.at_ns,
+                    .kind = EventKind::kArrival,
+                    .rank = plan_->graph().rank_of(stage),
+                    .target = {stage, task.kind, task.microbatch},
+                    .source_stage = task.stage,
+                    .duration_ns = event.duration_ns};
+      if (arrival.rank == event.rank) {
+        deliver(arrival);
+        continue;
+      }
+      arrival.at_ns = model_.arrival_ns(task, stage, event.at_ns);
+      RRFP_CHECK(arrival.at_ns >= event.at_ns, "the output of " + to_text(task) +
+                                                   " would arrive before it was sent");
+      push(arrival);
+    }
+  }
+
+  void deliver(const Event& event) {
+    const Delivery delivery = engines_[event.rank]->deliver(event.target, event.source_stage,
+                                                            nullptr, event.at_ns);
+    RRFP_INVARIANT(delivery == Delivery::kWaiting || delivery == Delivery::kReady,
+                   "an input of " + to_text(event.target) + " was not taken");
+    sender_took_ns_[event.rank][plan_->table(event.rank).local(event.target)] = event.duration_ns;
+  }
+
+  void choose(std::int64_t now_ns) {
+    for (std::int32_t rank = 0; rank < plan_->graph().num_ranks(); ++rank) {
+      if (!is_touched_[rank] || is_busy_[rank]) continue;
+      is_touched_[rank] = false;
+      const Choice choice = engines_[rank]->claim(now_ns);
+      if (model_.on_choice) model_.on_choice(rank, choice);
+      if (choice.local >= 0) {
+        start(rank, choice.local, now_ns);
+      } else if (choice.wait_until_ns > now_ns) {
+        push({.at_ns = choice.wait_until_ns, .kind = EventKind::kWake, .rank = rank});
       }
     }
   }
 
-  void deliver(std::int32_t rank, const Task& target, std::int32_t source_stage,
-               std::int64_t now_ns) {
-    const Delivery delivery = engines_[rank]->deliver(target, source_stage, nullptr, now_ns);
-    RRFP_INVARIANT(delivery == Delivery::kWaiting || delivery == Delivery::kReady,
-                   "an input of " + to_text(target) + " was not taken");
+  void start(std::int32_t rank, std::int32_t local, std::int64_t now_ns) {
+    const Task task = plan_->table(rank).task(local);
+    const std::int64_t duration_ns = model_.duration_ns(task);
+    RRFP_CHECK(duration_ns >= 0, to_text(task) + " would take a negative time");
+    is_busy_[rank] = true;
+    outcome_.ranks[rank].push_back({task, now_ns, now_ns + duration_ns});
+    push({.at_ns = now_ns + duration_ns,
+          .kind = EventKind::kRetire,
+          .rank = rank,
+          .local = local,
+          .duration_ns = duration_ns});
+    if (plan_->waits()) announce(rank, local, now_ns);
   }
 
-  void choose(std::int64_t now_ns) {
-    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
-      if (!is_touched_[rank] || is_busy_[rank]) continue;
-      is_touched_[rank] = false;
-      const Choice choice = engines_[rank]->claim(now_ns);
-      if (model_.on_choice) model_.on_choice(static_cast<std::int32_t>(rank), choice);
-      if (choice.local < 0) continue;
-      const Task task = plan_->table(static_cast<std::int32_t>(rank)).task(choice.local);
-      const std::int64_t duration_ns = model_.duration_ns(task);
-      RRFP_CHECK(duration_ns >= 0, to_text(task) + " would take a negative time");
-      is_busy_[rank] = true;
-      outcome_.ranks[rank].push_back({task, now_ns, now_ns + duration_ns});
-      push({.at_ns = now_ns + duration_ns,
-            .rank = static_cast<std::int32_t>(rank),
-            .local = choice.local});
+  void announce(std::int32_t rank, std::int32_t local, std::int64_t now_ns) {
+    const Task task = plan_->table(rank).task(local);
+    engines_[rank]->learn_travel(local, sender_took_ns_[rank][local]);
+    const std::int64_t usual_ns = engines_[rank]->usual_duration_ns(local);
+    if (usual_ns == 0) return;
+    for (const std::int32_t stage : plan_->graph().targets_of(task)) {
+      const std::int32_t target_rank = plan_->graph().rank_of(stage);
+      if (target_rank == rank) continue;
+      push({.at_ns = now_ns + model_.announcement_lag_ns,
+            .kind = EventKind::kAnnouncement,
+            .rank = target_rank,
+            .target = {stage, task.kind, task.microbatch},
+            .source_stage = task.stage,
+            .duration_ns = usual_ns});
     }
   }
 
@@ -154,6 +204,7 @@ class VirtualRun {
   std::int64_t num_events_ = 0;
   std::vector<bool> is_busy_;     // by rank: inside a task
   std::vector<bool> is_touched_;  // by rank: something came or retired since it last looked
+  std::vector<std::vector<std::int64_t>> sender_took_ns_;  // by rank and local
   VirtualOutcome outcome_;
 };
 

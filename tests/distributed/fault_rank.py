@@ -1,7 +1,8 @@
-"""One process of a fault test: trains a few steps and does to itself what the plan says.
+"""The processes of a fault test: each trains a few steps and does to itself what the plan says.
 
-The plan (JSON, argv[1]): mode, num_ranks, fault, and where: rank, step, microbatch. Events are
-printed as JSON lines with the monotonic clock, which all processes of a host share.
+The plan (JSON): mode, num_ranks, fault, and where: rank, step, microbatch. Events are printed as
+JSON lines with the monotonic clock, which all processes of a host share. Run by launch.py, which
+asks for one forked process per rank: see ``serve_forks``.
 """
 
 import contextlib
@@ -21,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 PLAN = {"steps": 3, "microbatches": 4, "rank": 0, "step": 1, "microbatch": 2, "task_s": 0.0,
-        "stall_timeout_s": 20.0, "again": False, "options": {}, **json.loads(sys.argv[1])}
-RANK = int(os.environ["RANK"])
+        "stall_timeout_s": 20.0, "again": False, "options": {}}
+RANK = 0
 STEP = [0]
 WIDTH = 4
 
@@ -209,10 +210,50 @@ def main():
         if PLAN["fault"] == "drop":
             stack.enter_context(parity_late.late_runtimes(0, 0.0, is_dropped))
         train()
-    if PLAN["mode"] == "processes" and PLAN["fault"] not in ("leave",):
+    if PLAN["mode"] == "processes" and PLAN["fault"] != "leave":
         dist.barrier()
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def tell_parent(**values):
+    os.write(1, (json.dumps(values) + "\n").encode())
+
+
+def reap(signum, frame):
+    """Says how a rank ended; nobody else can wait for it."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        tell_parent(ended=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def serve_forks():
+    """Forks a rank per request line and returns in the child, so that the time to import torch
+    is paid once. The ranks are whole processes otherwise: own session, own interpreter exit."""
+    signal.signal(signal.SIGCHLD, reap)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid:
+            tell_parent(started=pid)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        opened = [os.open(os.devnull, os.O_RDONLY)]
+        opened += [os.open(request[k], os.O_WRONLY | os.O_CREAT) for k in ("out", "err")]
+        for target, descriptor in enumerate(opened):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.environ.update(request["environment"])
+        PLAN.update(request["plan"])
+        return True
+    return False
+
+
+if __name__ == "__main__" and serve_forks():
+    RANK = int(os.environ["RANK"])
     main()

@@ -1,12 +1,15 @@
 """Starts real processes for one fault, watches them, and cleans up whatever they leave.
 
-A job is ``fault_rank.py`` on P processes (or one process with all stages). Each prints events
-as JSON lines; ``Job.finish()`` returns them with the exit codes, or fails with everybody's
-output when the job is not over in time.
+A job is ``fault_rank.py`` on P processes (or one process with all stages), forked from a process
+that has torch imported and nothing else. Each prints events as JSON lines; ``Job.finish()``
+returns them with the exit codes, or fails with everybody's output when the job is not over in
+time.
 """
 
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -35,6 +38,66 @@ class RankEnd:
         return self.event("error")
 
 
+class Rank:
+    """A forked process; like Popen as far as the tests need it."""
+
+    def __init__(self, source, pid):
+        self.source = source
+        self.pid = pid
+
+    def poll(self):
+        self.source.read()
+        return self.source.codes.get(self.pid)
+
+    def wait(self, timeout_s=30.0):
+        """Its exit code (negative: the signal), or None when it has not ended in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None and time.monotonic() < deadline:
+            self.source.read(max(0.0, deadline - time.monotonic()))
+        return self.poll()
+
+
+class ForkSource:
+    """The process from which all ranks are forked."""
+
+    def __init__(self):
+        self.codes = {}
+        self.started = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.rest = b""
+
+    def read(self, timeout_s=0.0):
+        """Takes in what it has said, waiting for at most that long."""
+        while select.select([self.process.stdout], [], [], timeout_s)[0]:
+            timeout_s = 0.0
+            data = os.read(self.process.stdout.fileno(), 65536)
+            if not data:
+                raise AssertionError("the process that forks the ranks has ended")
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            for line in map(json.loads, lines):
+                if "started" in line:
+                    self.started.append(line["started"])
+                else:
+                    self.codes[line["ended"]] = line["code"]
+
+    def fork(self, **request):
+        self.process.stdin.write((json.dumps(request) + "\n").encode())
+        while not self.started:
+            self.read(60.0)
+        return Rank(self, self.started.pop())
+
+
+@functools.cache
+def fork_source():
+    return ForkSource()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -51,23 +114,17 @@ class Job:
         port = str(free_port())
         self.processes = []
         for rank in range(self.count):
-            environ = {
-                **os.environ,
+            variables = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(self.count),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
-                "OMP_NUM_THREADS": "1",
                 **(environment or {}),
             }
-            out, err = (open(self.path(rank, kind), "w") for kind in ("out", "err"))
-            with out, err:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-X", "faulthandler", str(SCRIPT), json.dumps(plan)],
-                        stdout=out, stderr=err, env=environ, start_new_session=True,
-                    )
-                )
+            paths = {kind: str(self.path(rank, kind)) for kind in ("out", "err")}
+            for path in paths.values():
+                Path(path).touch()
+            self.processes.append(fork_source().fork(plan=plan, environment=variables, **paths))
 
     def __enter__(self):
         return self
@@ -95,7 +152,7 @@ class Job:
             for event in self.events(rank):
                 if event["event"] == name:
                     return event
-            if self.processes[rank].poll() is not None and not self.path(rank, "out").exists():
+            if self.processes[rank].poll() is not None:
                 break
             time.sleep(0.02)
         raise AssertionError(f"rank {rank} never said {name!r}\n{self.transcript()}")
@@ -115,18 +172,16 @@ class Job:
         ranks = range(self.count) if ranks is None else ranks
         deadline = time.monotonic() + timeout_s
         for rank in ranks:
-            try:
-                self.processes[rank].wait(max(0.01, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if self.processes[rank].wait(max(0.01, deadline - time.monotonic())) is None:
                 for process in self.processes:
                     if process.poll() is None:
-                        process.send_signal(signal.SIGABRT)  # faulthandler prints all stacks
+                        os.kill(process.pid, signal.SIGABRT)  # faulthandler prints all stacks
                 time.sleep(1.0)
                 raise AssertionError(
                     f"rank {rank} has not ended after {timeout_s} s\n{self.transcript()}"
-                ) from None
+                )
         return [
-            RankEnd(self.processes[r].returncode, self.events(r), self.path(r, "err").read_text())
+            RankEnd(self.processes[r].poll(), self.events(r), self.path(r, "err").read_text())
             for r in ranks
         ]
 

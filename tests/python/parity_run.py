@@ -109,7 +109,8 @@ def reference(case):
         )
         raw = model.plain_loop(stages, inputs, targets, model.squared_error, factors_of(case)[0])
         losses.append([x.item() for x in raw])
-    gradients = {f"{s}.{n}": p.grad for s, st in enumerate(stages) for n, p in st.named_parameters()}
+    gradients = {f"{s}.{n}": p.grad
+                 for s, stage in enumerate(stages) for n, p in stage.named_parameters()}
     return gradients, losses
 
 

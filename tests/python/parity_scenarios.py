@@ -96,7 +96,8 @@ def views(seed):
     def transposed_twice(self, x):
         return self.lin(x).t().contiguous().t()
 
-    return scenario([shifted, transposed_twice, lambda s, x: plain(s, x).view(-1).view(-1, W)], seed)
+    flattened = lambda s, x: plain(s, x).view(-1).view(-1, W)  # noqa: E731
+    return scenario([shifted, transposed_twice, flattened], seed)
 
 
 def chunks(seed):

@@ -23,7 +23,9 @@ def test_text_round_trip(stage, kind, microbatch):
     assert str(task) == f"{stage}{kind.value}{microbatch}"
 
 
-@pytest.mark.parametrize("text", ["", "F", "2F", "F0", "2f0", "2X0", "-2F0", "2F-0", "2F0 ", "2F0F"])
+@pytest.mark.parametrize(
+    "text", ["", "F", "2F", "F0", "2f0", "2X0", "-2F0", "2F-0", "2F0 ", "2F0F"]
+)
 def test_what_is_no_task_is_refused(text):
     with pytest.raises(ValueError, match="2F0"):
         rrfp.parse_task(text)

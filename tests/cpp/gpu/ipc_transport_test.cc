@@ -2,6 +2,10 @@
 // copies between the devices there are.
 #include <cuda_runtime_api.h>
 
+#include <bit>
+#include <map>
+#include <mutex>
+
 #include "comm/device_transport.hpp"
 #include "comm/ipc_channel.hpp"
 #include "device/cuda_check.hpp"
@@ -15,12 +19,29 @@ namespace {
 
 constexpr std::uint64_t kSlabBytes = 1 << 20;
 
+// The suite takes and gives back memory for each tensor. Between connected devices cudaMalloc
+// and cudaFree take milliseconds, so blocks are kept, by the power of two that holds them.
+std::mutex blocks_mutex;
+std::map<std::byte*, std::size_t> block_bytes;
+std::multimap<std::size_t, std::byte*> idle_blocks;
+
 std::byte* allocate_on_device(std::size_t bytes) {
+  const std::size_t rounded = std::bit_ceil(bytes);
+  std::lock_guard lock(blocks_mutex);
+  if (const auto idle = idle_blocks.find(rounded); idle != idle_blocks.end()) {
+    std::byte* data = idle->second;
+    idle_blocks.erase(idle);
+    return data;
+  }
   void* data = nullptr;
-  cuda_require(cudaMalloc(&data, bytes), "cudaMalloc", -1);
+  cuda_require(cudaMalloc(&data, rounded), "cudaMalloc", -1);
+  block_bytes[static_cast<std::byte*>(data)] = rounded;
   return static_cast<std::byte*>(data);
 }
-void free_on_device(std::byte* data) { cudaFree(data); }
+void free_on_device(std::byte* data) {
+  std::lock_guard lock(blocks_mutex);
+  idle_blocks.insert({block_bytes.at(data), data});
+}
 void copy_and_wait(std::byte* to, const std::byte* from, std::size_t bytes) {
   cuda_require(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy", -1);
 }

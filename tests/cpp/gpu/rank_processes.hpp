@@ -95,6 +95,7 @@ inline void run_ranks(int num_ranks, void (*body)(RankContext&), int victim = -1
 
 // run(), or 77 and a line that says why, where no device can be used.
 inline int run_on_devices(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::fflush(nullptr);
   const pid_t pid = fork();  // asking starts CUDA, after which no rank could be forked
   if (pid == 0) {

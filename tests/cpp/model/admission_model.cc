@@ -3,6 +3,7 @@
 // (admit when a unit is free) does deadlock, so that this search is known to find deadlocks.
 #include <set>
 
+#include "arbiter/named_orders.hpp"
 #include "check.hpp"
 #include "model/admission_world.hpp"
 

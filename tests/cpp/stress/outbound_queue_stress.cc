@@ -16,7 +16,7 @@
 namespace rrfp::test {
 
 constexpr int kProducers = 6;
-constexpr std::uint32_t kRounds = 3;
+constexpr std::uint32_t kRounds = 30;
 constexpr std::uint32_t kMessages = 2000;  // of a producer in a round
 
 // The content follows from who and which: written before push() without any other order.

@@ -1,4 +1,4 @@
-// TaskTable, HintOrder and the orders by name.
+// TaskTable and HintOrder.
 #include "arbiter/hint_order.hpp"
 
 #include <algorithm>
@@ -15,12 +15,6 @@ constexpr TaskKind kF = TaskKind::kForward;
 constexpr TaskKind kB = TaskKind::kBackward;
 constexpr TaskKind kI = TaskKind::kInputGrad;
 constexpr TaskKind kW = TaskKind::kWeightGrad;
-
-std::string text_of(const std::vector<Task>& order) {
-  std::string text;
-  for (const Task& task : order) text += (text.empty() ? "" : " ") + to_text(task);
-  return text;
-}
 
 std::vector<Task> tasks(const std::string& text) {
   std::vector<Task> order;
@@ -101,33 +95,6 @@ TEST_CASE(positions_and_class_indices_agree_with_the_list) {
       const std::int32_t index = seen[table.class_of(local)]++;
       CHECK(hint.index_in_class(local) == index);
       CHECK(hint.local_in_class(table.class_of(local), index) == local);
-    }
-  }
-}
-
-TEST_CASE(orders_by_name) {
-  CHECK(text_of(gpipe_order(1, {0, 1, 2})) == "1F0 1F1 1F2 1B0 1B1 1B2");
-  CHECK(text_of(gpipe_order(0, {2, 0, 1})) == "0F2 0F0 0F1 0B2 0B0 0B1");
-  CHECK(text_of(one_f_one_b_order(0, 3, {0, 1, 2, 3})) == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3");
-  CHECK(text_of(one_f_one_b_order(2, 3, {0, 1, 2})) == "2F0 2B0 2F1 2B1 2F2 2B2");
-  CHECK(text_of(one_f_one_b_order(0, 2, {3, 1, 0, 2})) == "0F3 0F1 0B3 0F0 0B1 0F2 0B0 0B2");
-  CHECK(text_of(one_f_one_b_order(0, 4, {0, 1})) == "0F0 0F1 0B0 0B1");  // fewer than ranks
-  CHECK(text_of(one_f_one_b_order(0, 1, {0})) == "0F0 0B0");
-}
-
-// 1F1B holds P - s units on rank s, GPipe all of them: the figures that limits are set by.
-TEST_CASE(peaks_of_the_orders_by_name) {
-  for (std::int32_t num_ranks = 1; num_ranks <= 5; ++num_ranks) {
-    for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-      for (std::int32_t m = 1; m <= 7; ++m) {
-        const TaskTable table({rank}, {kF, kB}, m);
-        std::vector<std::int32_t> given(m);
-        for (std::int32_t i = 0; i < m; ++i) given[i] = i;
-        const HintOrder alternating(table, HintRule::kOrder,
-                                    one_f_one_b_order(rank, num_ranks, given));
-        CHECK(alternating.peak_units() == std::min(num_ranks - rank, m));
-        CHECK(HintOrder(table, HintRule::kOrder, gpipe_order(rank, given)).peak_units() == m);
-      }
     }
   }
 }
