@@ -136,7 +136,7 @@ def arrival_latency(rank, dist):
     for _ in range(HOPS):
         _, line = timed_step({rank: stage}, 1, rank == 0, rank == 1)
         if rank == 1:
-            arrivals.append((stage.started[-1] - line.ready_ns("1F0")) / 1e3)
+            arrivals.append((stage.started[-1] - line.records[0].ready_ns) / 1e3)
     sent = [None, None]
     dist.all_gather_object(sent, (stage.started, stage.ended))
     hops = [(start - end) / 1e3 for start, end in zip(sent[1][0], sent[0][1], strict=True)]

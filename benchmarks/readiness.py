@@ -103,9 +103,14 @@ def simulated(durations, costs, options):
     import rrfp
 
     world = rrfp.simulate(
-        durations, num_ranks=NUM_RANKS, latency=LATENCY_S, costs=costs, **options
+        durations,
+        num_stages=NUM_RANKS,
+        num_microbatches=NUM_MICROBATCHES,
+        latency=LATENCY_S,
+        costs=costs,
+        **options,
     )
-    return {"simulated_s": world.makespan, "simulated_peaks": list(world.peak_units)}
+    return {"simulated_s": world.makespan_s, "simulated_peaks": list(world.peak_units)}
 
 
 def summarise(rows):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 UNLIMITED: int
+AUTO_SLACK: int
 CLAIMED_NOTHING: int
 ALL_CLAIMED: int
 
@@ -43,6 +44,9 @@ class StepPlan:
         slack: int,
         limits: Sequence[int],
         forward_only: bool,
+        split_backward: bool = False,
+        weight_in_order: bool = False,
+        waiting: bool = True,
     ) -> None: ...
     def tasks(self, rank: int) -> list[tuple[int, str, int]]: ...
     def order(self, rank: int) -> list[str]: ...

@@ -13,6 +13,7 @@ flags, the number of dimensions and the shape.
 
 import pickle
 import struct
+import warnings
 
 import torch
 import torch.utils._pytree as pytree
@@ -110,14 +111,23 @@ def _encode_tree(tree):
     if tree is None:
         return b""
     known = _tree_bytes.get(tree)
-    return known if known is not None else _remember(_tree_bytes, tree, pickle.dumps(tree))
+    if known is not None:
+        return known
+    # The value with 0 for its leaves, because torch's own specs warn when they are unpickled.
+    skeleton = pytree.tree_unflatten([0] * tree.num_leaves, tree)
+    return _remember(_tree_bytes, tree, pickle.dumps(skeleton))
 
 
 def _decode_tree(data):
     if not data:
         return None
     tree = _trees.get(data)
-    return tree if tree is not None else _remember(_trees, data, pickle.loads(data))
+    if tree is None:
+        with warnings.catch_warnings():
+            # torch's tree specs warn of their own class of leaves while they are unpickled.
+            warnings.simplefilter("ignore", FutureWarning)
+            tree = _remember(_trees, data, pickle.loads(data))
+    return tree
 
 
 def _sendable(tensor):

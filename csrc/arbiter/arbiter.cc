@@ -155,18 +155,19 @@ std::int32_t Arbiter::best_weight_grad() {
 std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
   const std::int32_t head = head_of(task_class);
   if (head == kNone) return kNone;
-  if (!within_slack(head)) {  // the others of the class stand later still
-    held.by_slack = true;
-  } else if (admits(head)) {
-    return head;
-  } else {
-    held.by_limit = true;
-  }
-  if (options_.admission == AdmissionRule::kLevelled) return kNone;  // the class is level
+  const auto may_run = [&](std::int32_t local) {
+    const bool by_slack = !within_slack(local);
+    const bool by_limit = !by_slack && !admits(local);
+    held.by_slack |= by_slack;
+    held.by_limit |= by_limit;
+    return !by_slack && !by_limit;
+  };
+  // The others of the class stand later, and the limit treats them alike, but for the earliest.
+  if (may_run(head)) return head;
+  if (options_.admission == AdmissionRule::kLevelled) return kNone;
   const std::int32_t earliest =
       table_.local_in(task_class, microbatch_at_place_[earliest_place_]);
-  const bool may_run = is_ready(earliest) && within_slack(earliest) && admits(earliest);
-  return may_run ? earliest : kNone;
+  return earliest != head && is_ready(earliest) && may_run(earliest) ? earliest : kNone;
 }
 
 std::int32_t Arbiter::head_of(std::int32_t task_class) {

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
-#include <thread>
 
-#include "base/check.hpp"
-#include "base/clock.hpp"
 
 namespace rrfp {
 
@@ -25,6 +22,8 @@ DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
                                  std::unique_ptr<DataChannel> channel,
                                  std::shared_ptr<ReceiveMemory> memory)
     : epoll_(Descriptor::open([] { return epoll_create1(EPOLL_CLOEXEC); })),
+      rank_(control->rank()),
+      num_ranks_(control->num_ranks()),
       peers_(static_cast<std::size_t>(control->num_ranks())),
       memory_(std::move(memory)),
       channel_(std::move(channel)),
@@ -36,31 +35,6 @@ DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
     throw std::system_error(errno, std::generic_category(), "rrfp: epoll of a device transport");
   }
   control_->set_sink(this);
-}
-
-DeviceTransport::~DeviceTransport() {
-  abort({StatusCode::kClosed, rank(), "rank " + std::to_string(rank()) + " has closed its transport"});
-  const std::int64_t deadline_ns = steady_now_ns() + kSettleMs * 1000000;
-  do {
-    progress(steady_now_ns());
-    std::this_thread::yield();
-  } while (!has_settled() && steady_now_ns() < deadline_ns);
-  // Who cannot be seen to have let go may still map this rank's memory, or write to it.
-  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
-    for (ReceiveSlot* slot : peer_of(peer).unsettled) memory_->quarantine(slot);
-    if (!channel_->has_settled_recv(peer)) memory_->keep_for_process();
-  }
-  control_.reset();
-}
-
-// Nobody waits for a peer that was lost: its end cannot be seen in the shared memory.
-bool DeviceTransport::has_settled() const {
-  for (std::int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (!peer.departing.empty()) return false;
-    if (!peer.was_reported_lost && !channel_->has_settled_recv(rank)) return false;
-  }
-  return true;
 }
 
 void DeviceTransport::set_sink(MessageSink* sink) { sink_ = sink; }
@@ -86,18 +60,6 @@ void DeviceTransport::post_recv(RecvTicket ticket, InboundMessage* buffer) {
   doorbell_.ring();
 }
 
-void DeviceTransport::abort(const Status& status) {
-  {
-    std::lock_guard lock(abort_mutex_);
-    if (!is_aborted_.load(std::memory_order_relaxed)) {  // written under the mutex
-      why_aborted_ = status;
-      is_aborted_.store(true, std::memory_order_release);  // A1
-    }
-  }
-  control_->abort(status);
-  doorbell_.ring();
-}
-
 std::size_t DeviceTransport::progress(std::int64_t now_ns) {
   if (may_have_slept_) {
     // Takes the edge-triggered doorbell off the list, so that the descriptor falls silent.
@@ -109,16 +71,16 @@ std::size_t DeviceTransport::progress(std::int64_t now_ns) {
   doorbell_.answer();
   std::size_t done = control_->progress(now_ns);
   if (!has_ended_all_ && is_aborted_.load(std::memory_order_acquire)) {  // A1
-    for (std::int32_t peer = 0; peer < num_ranks(); ++peer) stop(peer, why_aborted_);
+    for (std::int32_t peer = 0; peer < num_ranks_; ++peer) stop(peer, why_aborted_);
     has_ended_all_ = true;
   }
   done += take_posted();
-  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) done += progress_peer(peer);
+  for (std::int32_t peer = 0; peer < num_ranks_; ++peer) done += progress_peer(peer);
   if (done > 0) return done;
   if (is_polling()) {
     // The device's words again, a few times for each look at the sockets, which cost more.
     for (int i = 0; i < kPollsPerProgress && done == 0; ++i) {
-      for (std::int32_t peer = 0; peer < num_ranks(); ++peer) done += progress_peer(peer);
+      for (std::int32_t peer = 0; peer < num_ranks_; ++peer) done += progress_peer(peer);
     }
     if (now_ns >= next_check_ns_) {
       next_check_ns_ = now_ns + kCheckDeviceMs * 1000000;
@@ -288,74 +250,6 @@ void DeviceTransport::release_inbound(InboundMessage* message) {
   message->device_index = -1;
   message->release = message->pool_release;
   message->release(message);
-}
-
-// After a stop: what the device or the peer still had in hand.
-std::size_t DeviceTransport::settle(std::int32_t peer_rank) {
-  Peer& peer = peer_of(peer_rank);
-  const bool is_late = steady_now_ns() > peer.settle_until_ns;
-  std::size_t kept = 0;
-  for (const Departure& departure : peer.departing) {
-    if (is_late || channel_->has_settled_send(peer_rank, departure.sent)) {
-      sink_->on_sent(departure.message, peer.why_stopped);
-    } else {
-      peer.departing[kept++] = departure;
-    }
-  }
-  std::size_t done = peer.departing.size() - kept;
-  peer.departing.resize(kept);
-  if (kept == 0 && !is_late && !peer.has_let_go) {
-    channel_->let_go(peer_rank);
-    peer.has_let_go = true;
-  }
-  if (!peer.unsettled.empty() && channel_->has_settled_recv(peer_rank)) {
-    for (ReceiveSlot* slot : peer.unsettled) memory_->put_back(slot);
-    done += peer.unsettled.size();
-    peer.unsettled.clear();
-  }
-  return done;
-}
-
-void DeviceTransport::stop(std::int32_t peer_rank, const Status& status) {
-  Peer& peer = peer_of(peer_rank);
-  if (peer.is_stopped || peer_rank == rank()) return;
-  peer.is_stopped = true;
-  peer.why_stopped = status;
-  peer.settle_until_ns = steady_now_ns() + kSettleMs * 1000000;
-  channel_->stop(peer_rank);
-  for (const Departure& departure : peer.waiting) sink_->on_sent(departure.message, status);
-  peer.waiting.clear();
-  peer.opening.insert(peer.opening.end(), peer.arriving.begin(), peer.arriving.end());
-  peer.arriving.clear();
-  for (Arrival* arrival : peer.opening) {
-    if (arrival->slot != nullptr) peer.unsettled.push_back(arrival->slot);
-    arrival->buffer->release(arrival->buffer);
-    free_arrival(arrival);
-  }
-  peer.opening.clear();
-}
-
-void DeviceTransport::lose(std::int32_t peer_rank, const Status& status) {
-  Peer& peer = peer_of(peer_rank);
-  if (peer_rank == rank()) return;
-  stop(peer_rank, status);
-  if (peer.was_reported_lost || is_aborted_.load(std::memory_order_acquire)) return;  // A1
-  peer.was_reported_lost = true;
-  sink_->on_peer_lost(peer_rank, status);
-}
-
-void DeviceTransport::protocol_error(std::int32_t peer_rank, const std::string& what) {
-  lose(peer_rank, {StatusCode::kProtocol, peer_rank,
-                   "rank " + std::to_string(peer_rank) + " sent " + what +
-                       "; do all ranks run the same version of rrfp?"});
-}
-
-void DeviceTransport::device_error(const std::string& what) {
-  const Status status{StatusCode::kDeviceFailed, rank(),
-                      "rank " + std::to_string(rank()) + ": " + what +
-                          ". An earlier kernel of this process may be the cause; run again with "
-                          "CUDA_LAUNCH_BLOCKING set to 1 to see which"};
-  for (std::int32_t peer = 0; peer < num_ranks(); ++peer) lose(peer, status);
 }
 
 void DeviceTransport::on_header(RecvTicket ticket, const MessageHeader& header,

@@ -56,8 +56,8 @@ class DeviceTransport final : public Transport, private MessageSink {
   const ReceiveMemory& memory() const { return *memory_; }
 
   const char* name() const override { return channel_->name(); }
-  std::int32_t rank() const override { return control_->rank(); }
-  std::int32_t num_ranks() const override { return control_->num_ranks(); }
+  std::int32_t rank() const override { return rank_; }
+  std::int32_t num_ranks() const override { return num_ranks_; }
   bool shares_address_space() const override { return false; }
   void set_sink(MessageSink* sink) override;
   void post_send(std::int32_t peer, OutboundMessage* message) override;
@@ -148,6 +148,8 @@ class DeviceTransport final : public Transport, private MessageSink {
   Arrival* free_arrivals_ = nullptr;
   std::vector<std::unique_ptr<OutboundMessage>> control_messages_;
   OutboundMessage* free_control_ = nullptr;
+  const std::int32_t rank_;
+  const std::int32_t num_ranks_;
   std::vector<Peer> peers_;
   std::int64_t next_check_ns_ = 0;
 

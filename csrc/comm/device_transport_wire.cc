@@ -35,7 +35,7 @@ void DeviceTransport::announce(OutboundMessage* message) {
   }
   const std::size_t body_bytes = sizeof(AnnounceBody) + message->metadata.size();
   if (body_bytes > kMaxMetadataBytes) {
-    sink_->on_sent(message, {StatusCode::kProtocol, rank(),
+    sink_->on_sent(message, {StatusCode::kProtocol, rank_,
                              task_text(message->header) + " has " +
                                  std::to_string(message->metadata.size()) +
                                  " bytes of metadata; at most " +
@@ -50,7 +50,7 @@ void DeviceTransport::announce(OutboundMessage* message) {
   AnnounceBody body;
   body.id = departure.id;
   body.header = message->header;
-  body.header.source_rank = rank();
+  body.header.source_rank = rank_;
   body.header.metadata_bytes = static_cast<std::uint32_t>(message->metadata.size());
   body.header.payload_bytes = 0;
   for (const Segment& segment : message->segments) {

@@ -26,7 +26,7 @@ std::string exceeds(const char* field, std::uint64_t limit, std::uint64_t got) {
 std::string shape_defect(const MessageHeader& header) {
   const auto type = static_cast<std::uint16_t>(header.type);
   if (type <= static_cast<std::uint16_t>(MessageType::kHello) ||
-      type > static_cast<std::uint16_t>(MessageType::kGo)) {
+      type > static_cast<std::uint16_t>(MessageType::kStarted)) {
     return "message type is " + std::to_string(type) + ", which this connection does not carry";
   }
   if (static_cast<int>(header.kind) >= kNumTaskKinds) {

@@ -28,6 +28,8 @@ enum class MessageType : std::uint16_t {
   kAnnounce = 7,   // a kData header whose payload will come on the data channel
   kGrant = 8,      // the receiver's memory is ready for it
   kGo = 9,         // NCCL: the sender starts now, so may the receiver
+  // Of the runtime, a header alone: the task whose output these fields name has begun.
+  kStarted = 10,
 };
 
 // Where a payload lies. kDevice: device memory, moved by a data channel (device_transport.hpp).
@@ -47,7 +49,9 @@ struct MessageHeader {
   std::int32_t microbatch = -1;
   TaskKind kind = TaskKind::kForward;  // kind of the *target* task's pass: F or B
   MemoryPlace place = MemoryPlace::kHost;  // a socket carries kHost payloads only
-  std::uint8_t reserved[6] = {0, 0, 0, 0, 0, 0};
+  std::uint8_t reserved[2] = {0, 0};
+  std::uint32_t duration_us = 0;    // kStarted: what the task usually takes; kData: what it took,
+                                    // 0: nothing to learn from
   std::uint32_t metadata_bytes = 0;
   std::uint32_t num_tensors = 0;
   std::uint64_t payload_bytes = 0;  // of all segments, each padded; a multiple of the alignment

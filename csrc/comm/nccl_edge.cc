@@ -37,7 +37,7 @@ std::string NcclEdgeEnd::connect(const ncclUniqueId& id) {
       nccl_words(library_, library_.comm_init_rank_config(&comm, 2, id, rank_on_edge, &config),
                  "ncclCommInitRankConfig");
   if (!failure.empty()) return failure;
-  comm_.store(comm, std::memory_order_release);  // N2: pairs with start_abort's exchange
+  comm_.store(comm, std::memory_order_release);  // N2
   std::uint32_t* probe = nullptr;
   if (const cudaError_t result = cudaMalloc(&probe, sizeof *probe); result != cudaSuccess) {
     return cuda_words(result, "cudaMalloc", device_);

@@ -52,7 +52,9 @@ class NcclEdgeEnd {
   std::unique_ptr<StreamTimeline> timeline_;
   // N1: the aborting thread stores it with release after NCCL has let go of all memory.
   std::atomic<bool> is_aborted_{false};
-  std::atomic<ncclComm_t> comm_{nullptr};  // null: not initialised, or being aborted
+  // N2: connect() stores it with release; who loads it, or takes it away to abort it
+  // (exchange, acq_rel), acquires. Null: not initialised, or being aborted.
+  std::atomic<ncclComm_t> comm_{nullptr};
   std::thread abort_thread_;
   WordPoint last_;
 };

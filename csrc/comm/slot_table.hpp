@@ -6,13 +6,9 @@
 //           called when a free list is empty: slots grow with how many are in use at once, not
 //           with how many were ever used.
 // Bound     2^32 - 64 slots.
-// Edges     T1  push()'s CAS is a release, pop()'s CAS an acquire: who takes a slot sees what
-//               its last user wrote. CAS chains on one word keep the release sequence.
+// Edges     T1  of tagged_stack.hpp, through which slots are handed on.
 //           T2  add() publishes a block and the count by release; operator[] and size()
 //               acquire.
-// ABA       The head holds a tag that every change advances: a pop() that slept through 2^32
-//           changes of one list would be fooled, none other. Reading `next` of a slot that
-//           somebody else just took is harmless: the slot still exists, and the CAS refuses.
 // Checked by tests/cpp/stress/payload_pool_stress.cc (TSan).
 #pragma once
 
@@ -22,17 +18,15 @@
 #include <cstdint>
 #include <mutex>
 
+#include "comm/tagged_stack.hpp"
+
 namespace rrfp {
 
 template <class T>
 class SlotTable {
  public:
-  static constexpr std::uint32_t kNone = UINT32_MAX;
-
-  class FreeList {
-    friend class SlotTable;
-    std::atomic<std::uint64_t> head_{kNone};  // tag in the upper half, index in the lower
-  };
+  using FreeList = TaggedStack<>;
+  static constexpr std::uint32_t kNone = FreeList::kNone;
 
   SlotTable() = default;
   SlotTable(const SlotTable&) = delete;
@@ -56,29 +50,9 @@ class SlotTable {
     return index;
   }
 
-  void push(FreeList& list, std::uint32_t index) {
-    std::uint64_t head = list.head_.load(std::memory_order_relaxed);  // checked by the CAS
-    do {
-      slot(index).next.store(static_cast<std::uint32_t>(head), std::memory_order_relaxed);  // T1
-    } while (!list.head_.compare_exchange_weak(head, next_tag(head) | index,
-                                               std::memory_order_release,     // T1
-                                               std::memory_order_relaxed));   // tried again
-  }
-
+  void push(FreeList& list, std::uint32_t index) { list.push(index, link_of()); }
   // kNone when the list is empty.
-  std::uint32_t pop(FreeList& list) {
-    std::uint64_t head = list.head_.load(std::memory_order_acquire);  // T1: `next` is read below
-    while (static_cast<std::uint32_t>(head) != kNone) {
-      const auto index = static_cast<std::uint32_t>(head);
-      const std::uint32_t next = slot(index).next.load(std::memory_order_relaxed);  // T1
-      if (list.head_.compare_exchange_weak(head, next_tag(head) | next,
-                                           std::memory_order_acquire,      // T1
-                                           std::memory_order_acquire)) {   // T1: `next` again
-        return index;
-      }
-    }
-    return kNone;
-  }
+  std::uint32_t pop(FreeList& list) { return list.pop(link_of()); }
 
  private:
   static constexpr std::uint32_t kFirstBlock = 64;
@@ -86,10 +60,12 @@ class SlotTable {
 
   struct Slot {
     T value{};
-    std::atomic<std::uint32_t> next{kNone};
+    std::atomic<std::uint64_t> link{0};
   };
 
-  static std::uint64_t next_tag(std::uint64_t head) { return ((head >> 32) + 1) << 32; }
+  auto link_of() {
+    return [this](std::uint32_t index) -> std::atomic<std::uint64_t>& { return slot(index).link; };
+  }
 
   // Block b holds 64 << b slots and begins at index 64 * (2^b - 1).
   static std::uint32_t block_of(std::uint32_t index) {

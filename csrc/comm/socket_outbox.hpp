@@ -1,7 +1,7 @@
 // SocketOutbox: what waits to be written to one peer, and how far the message on top of it is.
 //
-// kAbort, kControl and kHeartbeat go before data messages that have not begun, in their own
-// order; kBye goes last.
+// kAbort, kControl, kStarted and kHeartbeat go before data messages that have not begun, in their
+// own order; kBye goes last.
 // Threads  the progress thread only. Allocates nothing. Does not own the messages.
 #pragma once
 

@@ -10,8 +10,8 @@
 //          descriptors at a time; the oldest goes first when there are more.
 // Threads  post_send(), post_recv(), abort(): any. progress(): the progress thread.
 //          connect_sockets(): the caller.
-// Order    Per peer, kAbort, kControl and kHeartbeat pass data messages that have not begun;
-//          kBye is last. A peer's messages come in one after the other: while one waits for
+// Order    Per peer, kAbort, kControl, kStarted and kHeartbeat pass data messages that have not
+//          begun; kBye is last. A peer's messages come in one after the other: while one waits for
 //          post_recv(), those behind it wait too; other peers' do not.
 // Checked by tests/cpp/transport/socket_{transport,setup,processes}_test.cc.
 #pragma once

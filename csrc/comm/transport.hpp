@@ -43,7 +43,7 @@ class MessageSink {
   // `message` is what post_recv was given, filled; the sink owns it again.
   virtual void on_message(std::int32_t peer, InboundMessage* message) = 0;
   virtual void on_sent(OutboundMessage* message, const Status& status) = 0;
-  // kControl, kAbort, kHeartbeat and kBye: small, complete, no payload.
+  // kControl, kAbort, kHeartbeat, kBye and kStarted: small, complete, no payload.
   virtual void on_control(std::int32_t peer, const MessageHeader& header,
                           std::span<const std::byte> body) = 0;
   // End-of-file without kBye, or a broken connection. At most once per peer.

@@ -22,29 +22,32 @@ TaskTuple to_tuple(const Task& task) {
   return {task.stage, std::string(1, kind_letter(task.kind)), task.microbatch};
 }
 
-TaskTuple parse_text(const std::string& text) {
+Task require_task(const std::string& text) {
   const auto task = parse_task(text);
   RRFP_CHECK(task.has_value(), "'" + text + "' is not a task; write stage, kind (F, B, I or W) "
                                "and microbatch, as in 2F0.");
-  return to_tuple(*task);
+  return *task;
 }
+
+TaskTuple parse_text(const std::string& text) { return to_tuple(require_task(text)); }
 
 std::shared_ptr<StepPlan> make_plan(std::shared_ptr<const StageGraph> graph,
                                     std::int32_t num_microbatches,
                                     std::vector<std::int32_t> microbatch_order, std::string hint,
                                     const std::vector<std::string>& order, std::int32_t slack,
-                                    std::vector<std::int32_t> limits, bool forward_only) {
+                                    std::vector<std::int32_t> limits, bool forward_only,
+                                    bool split_backward, bool weight_in_order, bool waiting) {
   StepOptions options;
   options.num_microbatches = num_microbatches;
   options.microbatch_order = std::move(microbatch_order);
   options.hint = std::move(hint);
-  for (const std::string& text : order) {
-    parse_text(text);  // refuses what is no task
-    options.order.push_back(*parse_task(text));
-  }
+  for (const std::string& text : order) options.order.push_back(require_task(text));
   options.slack = slack;
   options.limits = std::move(limits);
   options.forward_only = forward_only;
+  options.split_backward = split_backward;
+  options.weight_in_order = weight_in_order;
+  options.waiting = waiting;
   return std::make_shared<StepPlan>(std::move(graph), std::move(options));
 }
 
@@ -68,6 +71,7 @@ std::vector<std::string> order_of(const StepPlan& plan, std::int32_t rank) {
 
 void bind_plan(py::module_& module) {
   module.attr("UNLIMITED") = kUnlimited;
+  module.attr("AUTO_SLACK") = kAutoSlack;
   module.def("parse_task", &parse_text, py::arg("text"),
              "(stage, kind letter, microbatch) of a task text such as '2F0'.");
 
@@ -83,7 +87,8 @@ void bind_plan(py::module_& module) {
                                                    "What all ranks of a step agree on.")
       .def(py::init(&make_plan), py::arg("graph"), py::arg("num_microbatches"),
            py::arg("microbatch_order"), py::arg("hint"), py::arg("order"), py::arg("slack"),
-           py::arg("limits"), py::arg("forward_only"))
+           py::arg("limits"), py::arg("forward_only"), py::arg("split_backward") = false,
+           py::arg("weight_in_order") = false, py::arg("waiting") = true)
       .def("tasks", &tasks_of, py::arg("rank"), "The rank's tasks by the index claim() answers.")
       .def("order", &order_of, py::arg("rank"), "The rank's task texts by hint position.")
       .def("limit_units", &StepPlan::limit_units, py::arg("rank"),

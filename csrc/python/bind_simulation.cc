@@ -16,16 +16,21 @@ namespace rrfp::python {
 
 namespace {
 
-// Tables are indexed [kind F 0, B 1][stage][microbatch], flattened.
+// Tables are indexed [kind F 0, B 1; split: F 0, I 1, W 2][stage][microbatch], flattened.
 sim::WorldResult simulate(std::shared_ptr<StepPlan> plan, std::vector<std::int64_t> durations_ns,
                           std::vector<std::int64_t> latencies_ns, bool fifo_links) {
   const std::int32_t num_stages = plan->graph().num_stages();
   const std::int32_t num_microbatches = plan->num_microbatches();
-  const auto num_entries = static_cast<std::size_t>(2) * num_stages * num_microbatches;
+  const std::size_t num_kinds = plan->split_backward() ? 3 : 2;
+  const std::size_t num_entries = num_kinds * num_stages * num_microbatches;
   RRFP_CHECK(durations_ns.size() == num_entries && latencies_ns.size() == num_entries,
-             "durations and latencies need one entry per kind, stage and microbatch.");
+             "durations and latencies need one entry per kind, stage and microbatch: " +
+                 std::to_string(num_entries) + ", got " + std::to_string(durations_ns.size()) +
+                 " and " + std::to_string(latencies_ns.size()));
   const auto entry = [=](const Task& task) {
-    const std::size_t kind = task.kind == TaskKind::kForward ? 0 : 1;
+    const std::size_t kind = task.kind == TaskKind::kForward      ? 0
+                             : task.kind == TaskKind::kWeightGrad ? 2
+                                                                  : 1;
     return (kind * num_stages + task.stage) * num_microbatches + task.microbatch;
   };
   sim::WorldOptions options;

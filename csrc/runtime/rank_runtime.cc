@@ -15,6 +15,7 @@ namespace rrfp {
 namespace {
 
 constexpr std::int64_t kNsPerMs = 1000000;
+constexpr std::int64_t kNsPerUs = 1000;
 // An idle worker looks at what it waits for this often, so that others can be told.
 constexpr std::int64_t kReportNs = 50 * kNsPerMs;
 
@@ -52,7 +53,14 @@ void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t
   const std::int64_t now_ns = steady_now_ns();
   board_.set(Activity::kRunning, now_ns);
   clock_.begin(now_ns);
-  swap_step(std::make_unique<Step>(std::move(plan), rank(), step, stall_timeout_ms));
+  // The engine of the last step still looks at the times it had, until it goes.
+  std::unique_ptr<TaskTimes> before;
+  const std::int32_t num_chunks = plan->table(rank()).num_chunks();
+  if (times_ == nullptr || times_->num_chunks() != num_chunks) {
+    before = std::exchange(times_, std::make_unique<TaskTimes>(num_chunks));
+  }
+  swap_step(std::make_unique<Step>(std::move(plan), rank(), times_.get(), step,
+                                   stall_timeout_ms));
 }
 
 void RankRuntime::hide_step() {
@@ -94,13 +102,32 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
       board_.set_running(step_->engine.table().task(choice.local), now_ns);
+      if (step_->engine.plan().waits()) announce_start(choice.local);
       return {ClaimOutcome::kTask, choice.local};
     }
     if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
     blocked(choice, now_ns);
     if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
     if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1};
-    sleep(ticket, std::min(deadline_ns - now_ns, kReportNs));
+    std::int64_t sleep_ns = std::min(deadline_ns - now_ns, kReportNs);
+    if (choice.wait_until_ns > 0) sleep_ns = std::min(sleep_ns, choice.wait_until_ns - now_ns);
+    sleep(ticket, sleep_ns);
+  }
+}
+
+// Tells the ranks that need the task's output that it has begun, and what it usually takes.
+void RankRuntime::announce_start(std::int32_t local) {
+  const StepEngine& engine = step_->engine;
+  const std::int64_t usual_us = engine.usual_duration_ns(local) / kNsPerUs;
+  if (usual_us <= 0 || usual_us > UINT32_MAX) return;
+  const Task task = engine.table().task(local);
+  for (const std::int32_t stage : engine.plan().graph().targets_of(task)) {
+    const std::int32_t peer = engine.plan().graph().rank_of(stage);
+    if (peer == rank()) continue;
+    OutboundMessage* message = make_message(MessageType::kStarted);
+    address(message->header, task, stage);
+    message->header.duration_us = static_cast<std::uint32_t>(usual_us);
+    post(peer, message);
   }
 }
 
@@ -133,6 +160,9 @@ std::vector<InboundMessage*> RankRuntime::take_inputs(std::int32_t local) {
   std::vector<InboundMessage*> inputs;
   for (void* payload : step_->engine.take_inputs(local)) {
     inputs.push_back(static_cast<InboundMessage*>(payload));
+    if (payload == nullptr || inputs.back()->header.duration_us == 0) continue;
+    step_->engine.learn_travel(local,
+                               std::int64_t{inputs.back()->header.duration_us} * kNsPerUs);
   }
   return inputs;
 }
@@ -152,17 +182,29 @@ void RankRuntime::post_output(std::int32_t local, std::int32_t target_stage,
   MessageHeader& header = message->header;
   header.type = MessageType::kData;
   header.run = options_.run;
+  address(header, task, target_stage);
+  // On a device the output is still being computed, and nobody knows yet how long it takes.
+  const std::int64_t took_us =
+      (steady_now_ns() - engine.record(local).claimed_ns) / kNsPerUs;
+  header.duration_us = header.place == MemoryPlace::kHost && took_us <= UINT32_MAX
+                           ? static_cast<std::uint32_t>(took_us)
+                           : 0;
+  if (peer == rank()) {
+    deliver_here(message);
+  } else {
+    post(peer, message);
+  }
+}
+
+// What a message to `target_stage` says about the output of `task`.
+void RankRuntime::address(MessageHeader& header, const Task& task,
+                          std::int32_t target_stage) const {
   header.step = step_->number;
   header.source_rank = rank();
   header.source_stage = task.stage;
   header.target_stage = target_stage;
   header.microbatch = task.microbatch;
   header.kind = task.kind;
-  if (peer == rank()) {
-    deliver_here(message);
-  } else {
-    post(peer, message);
-  }
 }
 
 // Both stages are this rank's: no transport, the rest is the same.

@@ -12,6 +12,9 @@
 // Early     A peer may be a step ahead: its messages for the next step are kept and delivered
 //           by begin_step(). Messages of a finished step are dropped and counted; of any other
 //           step they are a protocol error.
+// Waiting   Where the plan waits, claim() announces the task to the ranks that need its output,
+//           by a header alone, and sleeps until an announced task is due that the hint puts
+//           first. An announcement that comes before its step or after it is dropped.
 // Failure   The first Status is kept. abort() sends it to all peers, wakes the worker, and
 //           makes every later wait return it at once.
 // Watch     The progress thread ticks every runtime, also one whose transport does not need it:
@@ -139,9 +142,11 @@ class RankRuntime final : public MessageSink, public Progressing {
 
  private:
   struct Step {
-    Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, std::uint32_t number_,
-         std::int64_t stall_timeout_ms_)
-        : engine(std::move(plan), rank), number(number_), stall_timeout_ms(stall_timeout_ms_) {}
+    Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+         std::uint32_t number_, std::int64_t stall_timeout_ms_)
+        : engine(std::move(plan), rank, times),
+          number(number_),
+          stall_timeout_ms(stall_timeout_ms_) {}
     StepEngine engine;
     const std::uint32_t number;
     const std::int64_t stall_timeout_ms;
@@ -157,15 +162,19 @@ class RankRuntime final : public MessageSink, public Progressing {
   void hide_step();
   void swap_step(std::unique_ptr<Step> next);
   void blocked(const Choice& choice, std::int64_t now_ns);
+  void announce_start(std::int32_t local);
+  void on_started(const MessageHeader& header);
   void sleep(std::uint32_t ticket, std::int64_t timeout_ns);
   bool is_aborted() const { return aborted_.load(std::memory_order_seq_cst); }  // G4
   void post(std::int32_t peer, OutboundMessage* message);
   OutboundMessage* make_message(MessageType type) const;
+  void address(MessageHeader& header, const Task& task, std::int32_t target_stage) const;
   void deliver_here(OutboundMessage* message);
   void give_back(OutboundMessage* message);
   void route(InboundMessage* message);
   void route_aside(InboundMessage* message);
   void deliver(Step& step, InboundMessage* message);
+  static bool is_from_owner(const Step& step, const MessageHeader& header);
   void set_aside(InboundMessage* message);
   void protocol_error(std::int32_t peer, const std::string& what);
   void tell_peers(MessageType type, const std::vector<std::byte>& body);
@@ -182,6 +191,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   bool is_closed_ = false;    // the worker's
   std::atomic<bool> is_closing_{false};  // losses and silence are no news any more
 
+  std::unique_ptr<TaskTimes> times_;    // the worker's; outlives step_
   std::unique_ptr<Step> step_;          // the worker's
   std::atomic<Step*> current_{nullptr};  // G1
   std::atomic<std::int32_t> readers_{0};  // G1, G2

@@ -91,10 +91,7 @@ void RankRuntime::deliver(Step& step, InboundMessage* message) {
     num_late_.fetch_add(1, std::memory_order_relaxed);  // a count
     return set_aside(message);
   }
-  const bool is_from_owner =
-      header.source_stage >= 0 && header.source_stage < step.engine.plan().graph().num_stages() &&
-      step.engine.plan().graph().rank_of(header.source_stage) == header.source_rank;
-  const Delivery delivery = is_from_owner
+  const Delivery delivery = is_from_owner(step, header)
                                 ? step.engine.deliver(target_of(header), header.source_stage,
                                                       message, steady_now_ns())
                                 : Delivery::kUnknown;
@@ -109,6 +106,22 @@ void RankRuntime::deliver(Step& step, InboundMessage* message) {
       return protocol_error(header.source_rank,
                             message_text(header) + " fits no task of this rank");
   }
+}
+
+bool RankRuntime::is_from_owner(const Step& step, const MessageHeader& header) {
+  const StageGraph& graph = step.engine.plan().graph();
+  return header.source_stage >= 0 && header.source_stage < graph.num_stages() &&
+         graph.rank_of(header.source_stage) == header.source_rank;
+}
+
+// Wakes nobody: a rank that has nothing to run cannot run it sooner, and one that waits for
+// another announced task is woken by whatever comes.
+void RankRuntime::on_started(const MessageHeader& header) {
+  const StepGuard guard(*this);
+  Step* step = guard.step();
+  if (step == nullptr || step->number != header.step || !is_from_owner(*step, header)) return;
+  step->engine.announce(target_of(header), header.source_stage,
+                        std::int64_t{header.duration_us} * 1000, steady_now_ns());
 }
 
 void RankRuntime::set_aside(InboundMessage* message) {
@@ -153,6 +166,7 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
     case MessageType::kAbort:
       if (const auto status = parse_status(body)) return abort(*status, false);
       return protocol_error(peer, "its abort is malformed");
+    case MessageType::kStarted: return on_started(header);
     case MessageType::kBye:
       watch_.said_bye(peer);
       return wake_.notify();  // recv_control() may wait for this peer

@@ -48,9 +48,12 @@ WorldResult simulate(std::shared_ptr<const StepPlan> plan, const WorldOptions& o
   model.arrival_ns = [&](const Task& from, std::int32_t target_stage, std::int64_t now_ns) {
     return network.arrival_ns(from, target_stage, now_ns);
   };
+  model.announcement_lag_ns = options.announcement_lag_ns;
+  model.times = options.times;
   model.on_choice = [&](std::int32_t, const Choice& choice) {
     if (choice.blocked == Blocked::kLimit) ++result.limit_hits;
     if (choice.blocked == Blocked::kSlack) ++result.slack_hits;
+    if (choice.blocked == Blocked::kHint) ++result.hint_waits;
     if (choice.overtaken > 0) ++result.overtakes;
   };
   VirtualOutcome outcome = run_virtually(std::move(plan), model);

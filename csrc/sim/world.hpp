@@ -19,6 +19,9 @@ struct WorldOptions {
   std::function<std::int64_t(const Task& from, std::int32_t target_stage)> latency_ns;
   // Messages of one directed pair of ranks arrive in the order sent.
   bool fifo_links = false;
+  // See VirtualModel.
+  std::int64_t announcement_lag_ns = 0;
+  std::vector<TaskTimes>* times = nullptr;
 };
 
 using SimTask = VirtualTask;
@@ -32,6 +35,7 @@ struct WorldResult {
   std::int64_t reordered = 0;    // arrive before one that was sent earlier on the same link
   std::int64_t limit_hits = 0;   // looks that found a forward held back by the limit alone
   std::int64_t slack_hits = 0;   // looks that found a task held back by the hint
+  std::int64_t hint_waits = 0;   // looks that chose to wait for an announced task
   std::int64_t overtakes = 0;    // tasks that ran before one the hint puts first
 };
 

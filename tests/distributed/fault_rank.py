@@ -205,6 +205,7 @@ def main():
     torch.set_num_threads(1)
     if PLAN["mode"] == "processes":
         dist.init_process_group("gloo")
+        dist.barrier()  # the faults begin when the process group is whole
     say("ready")
     with contextlib.ExitStack() as stack:
         if PLAN["fault"] == "drop":

@@ -107,7 +107,7 @@ def free_port():
 class Job:
     """Processes of one plan; use as a context manager, so that none survives the test."""
 
-    def __init__(self, plan, environment=None):
+    def __init__(self, plan):
         self.plan = plan
         self.count = plan["num_ranks"] if plan["mode"] == "processes" else 1
         self.folder = tempfile.TemporaryDirectory(prefix="rrfp-fault-")
@@ -119,7 +119,6 @@ class Job:
                 "WORLD_SIZE": str(self.count),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
-                **(environment or {}),
             }
             paths = {kind: str(self.path(rank, kind)) for kind in ("out", "err")}
             for path in paths.values():
@@ -197,8 +196,8 @@ class Job:
         return left
 
 
-def run_job(plan, timeout_s=60.0, environment=None):
-    """Starts the plan, waits for its end, and returns (list of RankEnd, ranks with orphans)."""
-    with Job(plan, environment) as job:
+def run_job(plan, timeout_s=60.0):
+    """Runs the plan to its end: (list of RankEnd, ranks that left orphans, all output)."""
+    with Job(plan) as job:
         ends = job.finish(timeout_s)
         return ends, job.orphans(), job.transcript()

@@ -79,8 +79,7 @@ def test_killed_rank_is_named(fault, rank):
 def test_killed_before_set_up(rank):
     """Nobody has met yet: the others give up in time and name who did not come."""
     ends, orphans, transcript = run_job(
-        plan("kill-between", rank=rank, step=0),
-        environment={"RRFP_SETUP_TIMEOUT_S": "5"},
+        plan("kill-between", rank=rank, step=0, stall_timeout_s=4.0)
     )
     for r, end in enumerate(ends):
         if r != rank:
@@ -121,7 +120,7 @@ def test_stall_says_who_waits_for_what(mode):
 
 def test_long_task_is_no_stall():
     """A task longer than the stall time-out is busy, not stalled."""
-    ends, _, transcript = run_job(plan("long-F", rank=1, long_s=5.0, stall_timeout_s=1.5))
+    ends, _, transcript = run_job(plan("long-F", rank=1, long_s=4.0, stall_timeout_s=1.2))
     assert all(end.event("done") and end.exit_code == 0 for end in ends), transcript
 
 

@@ -1,6 +1,6 @@
 """More scenarios (see parity_scenarios.py): graphs and gradients that are not the usual ones."""
 
-
+import time
 
 import torch
 from parity_scenarios import W, plain, scenario
@@ -32,6 +32,28 @@ def never_used_output(seed):
         return plain(self, torch.ones(3, W, dtype=torch.float64))
 
     return scenario([plain, forget, plain], seed)
+
+
+def output_used_by_nobody(seed):
+    """One of two outputs is ignored in every microbatch: what made it keeps gradient None."""
+    return scenario([lambda s, x: (s.lin(x), x * s.vec), lambda s, a, b: (plain(s, a), b),
+                     lambda s, a, b: plain(s, a)], seed)
+
+
+def gradient_that_is_shared(seed):
+    """Input and parameter of equal size have one gradient; a parameter may take it over as its
+    ``.grad`` and add to it while it is still on its way to the stage before, which is slow."""
+    def slow(self, x):
+        hidden = self.lin(x) * self.vec
+        hidden.register_hook(lambda gradient: time.sleep(0.002))
+        return hidden
+
+    def add(self, x):
+        return x + self.rows.view(3, W)
+
+    built = scenario([slow, add, plain], seed, count=8)
+    built.stages[1].rows = torch.nn.Parameter(torch.ones(3 * W, dtype=torch.float64))
+    return built
 
 
 def in_place_first_layer(seed):
@@ -112,7 +134,8 @@ def hooks(seed):
 SCENARIOS = {
     function.__name__: function
     for function in [
-        unused_parameters, skipped_branch, never_used_output, in_place_first_layer,
+        unused_parameters, skipped_branch, never_used_output, output_used_by_nobody,
+        gradient_that_is_shared, in_place_first_layer,
         frozen_middle, frozen_first, frozen_last, mixed_requires_grad, returns_its_input,
         returns_a_parameter, recomputed, saved_output, hooks,
     ]

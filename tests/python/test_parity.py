@@ -16,6 +16,7 @@ from parity_group import run_everywhere, worker_group
 SEED = int(os.environ.get("RRFP_SEED", "20260518"))
 CASES = parity_cases.pairwise_cover(SEED, at_least=320)
 CHUNK = 150
+late_counts = {"late": 0, "reordered": 0}
 
 
 def run_case(case):
@@ -25,7 +26,10 @@ def run_case(case):
         else worker_group(case.num_ranks)
     )
     try:
-        parity_run.check(case, group.values(parity_run.run_rank, case))
+        answers = group.values(parity_run.run_rank, case)
+        for name in late_counts:
+            late_counts[name] += sum(answer[name] for answer in answers)
+        parity_run.check(case, answers)
     except AssertionError as error:
         raise AssertionError(f"seed {SEED}, {case!r}: {error}") from error
 
@@ -40,6 +44,16 @@ def test_matches_plain_loop(case):
 def test_matches_plain_loop_thousands(chunk):
     for case in parity_cases.pairwise_cover(SEED + 1 + chunk, at_least=CHUNK)[:CHUNK]:
         run_case(case)
+
+
+def test_messages_were_late_and_reordered(capsys):
+    """Runs after the cases: the seam really did what its name says."""
+    if not any(late_counts.values()):
+        pytest.skip("no case ran before this test")
+    with capsys.disabled():
+        print(f"\nparity: {late_counts['late']} messages late, {late_counts['reordered']} overtaken")
+    assert late_counts["late"] > 100
+    assert late_counts["reordered"] > 10
 
 
 def test_cover_is_pairwise(capsys):

@@ -10,92 +10,27 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 
-#include "check.hpp"
-#include "gpu/gpu_load.hpp"
+#include "fake_cuda/fake_stream.hpp"
+
+using rrfp::test::FakeStream;
+using rrfp::test::stream_of;
 
 namespace {
 
 constexpr int kNumDevices = 2;
-constexpr int kMaxDelayUs = 200;
 
 thread_local int current_device = 0;
-
-class FakeStream {
- public:
-  FakeStream() : random_(rrfp::test::seed()), thread_([this] { run(); }) {}
-  ~FakeStream() {
-    {
-      std::lock_guard lock(mutex_);
-      is_ended_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  void enqueue(std::function<void()> work) {
-    {
-      std::lock_guard lock(mutex_);
-      work_.push_back(std::move(work));
-    }
-    changed_.notify_all();
-  }
-
-  bool is_idle() {
-    std::lock_guard lock(mutex_);
-    return work_.empty();
-  }
-
-  void synchronize() {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return work_.empty(); });
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return is_ended_ || !work_.empty(); });
-      if (work_.empty()) return;
-      const std::function<void()> work = work_.front();
-      const auto delay = std::chrono::microseconds(random_() % kMaxDelayUs);
-      lock.unlock();
-      std::this_thread::sleep_for(delay);
-      work();
-      lock.lock();
-      work_.pop_front();
-      if (work_.empty()) idle_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable idle_;
-  std::deque<std::function<void()>> work_;  // the front is being run
-  bool is_ended_ = false;
-  std::mt19937 random_;
-  std::thread thread_;
-};
 
 struct FakeEvent {
   std::atomic<std::uint64_t> recorded{0};
   std::atomic<std::uint64_t> passed{0};
 };
-
-FakeStream& stream_of(void* stream) {
-  static FakeStream& default_stream = *new FakeStream;
-  return stream == nullptr ? default_stream : *static_cast<FakeStream*>(stream);
-}
 
 FakeEvent& event_of(cudaEvent_t event) { return *reinterpret_cast<FakeEvent*>(event); }
 
@@ -122,11 +57,6 @@ CUresult CUDAAPI write_value(CUstream stream, CUdeviceptr address, cuuint32_t va
 void* map_memory(int fd, std::size_t bytes) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return base == MAP_FAILED ? nullptr : base;
-}
-
-std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(
-      std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
 }  // namespace
@@ -277,39 +207,3 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsig
 }
 
 }  // extern "C"
-
-namespace rrfp::test {
-
-void launch_fill(void* stream, std::uint32_t* words, std::uint64_t num_words,
-                 std::uint32_t seed) {
-  stream_of(stream).enqueue([=] {
-    for (std::uint64_t i = 0; i < num_words; ++i) words[i] = payload_word(seed, i);
-  });
-}
-
-void launch_check(void* stream, const std::uint32_t* words, std::uint64_t num_words,
-                  std::uint32_t seed, unsigned long long* num_wrong) {
-  stream_of(stream).enqueue([=] {
-    unsigned long long wrong = 0;
-    for (std::uint64_t i = 0; i < num_words; ++i) wrong += words[i] != payload_word(seed, i);
-    __atomic_fetch_add(num_wrong, wrong, __ATOMIC_RELAXED);
-  });
-}
-
-void launch_busy(void* stream, std::int64_t duration_us) {
-  stream_of(stream).enqueue(
-      [duration_us] { std::this_thread::sleep_for(std::chrono::microseconds(duration_us)); });
-}
-
-void launch_stamp(void* stream, std::uint64_t* stamp) {
-  stream_of(stream).enqueue([stamp] { __atomic_store_n(stamp, now_ns(), __ATOMIC_RELEASE); });
-}
-
-void launch_answer(void* stream, const volatile std::uint32_t* go, std::uint64_t* stamp) {
-  stream_of(stream).enqueue([go, stamp] {
-    while (*go == 0) std::this_thread::yield();
-    __atomic_store_n(stamp, now_ns(), __ATOMIC_RELEASE);
-  });
-}
-
-}  // namespace rrfp::test

@@ -1,4 +1,5 @@
 // Device messages when something goes wrong: abort at every stage, peers that die.
+#include "base/clock.hpp"
 #include "gpu/device_rank.hpp"
 
 namespace rrfp::test {

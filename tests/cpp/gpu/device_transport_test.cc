@@ -1,6 +1,7 @@
 // Device messages between processes: contents, order of compute and copy, reuse of memory.
 #include <random>
 
+#include "base/clock.hpp"
 #include "gpu/device_rank.hpp"
 
 namespace rrfp::test {
@@ -95,7 +96,9 @@ void soak(RankContext& context) {
       rank.check_and_release(held[which]);
       held.erase(held.begin() + static_cast<std::ptrdiff_t>(which));
     }
-    if (num_received == num_messages / 2) reserved_bytes = rank.transport().memory().reserved_bytes();
+    if (num_received == num_messages / 2) {
+      reserved_bytes = rank.transport().memory().reserved_bytes();
+    }
   }
   for (InboundMessage* message : held) rank.check_and_release(message);
   for (const auto& send : sends) CHECK(rank.wait_ended(*send));

@@ -25,6 +25,7 @@ struct AdmissionCase {
   std::vector<std::vector<Task>> orders;  // by rank
   std::int32_t slack = kUnlimited;
   AdmissionRule admission = AdmissionRule::kLevelled;
+  bool weight_in_order = false;
   std::vector<std::int32_t> limits;       // by rank
 };
 
@@ -96,7 +97,8 @@ class AdmissionWorld {
     for (std::int32_t rank = 0; rank < case_.num_ranks; ++rank) {
       const ArbiterOptions options{.slack = case_.slack,
                                    .limit_units = case_.limits[rank],
-                                   .admission = case_.admission};
+                                   .admission = case_.admission,
+                                   .weight_in_order = case_.weight_in_order};
       ranks.push_back(std::make_unique<ArbiterUnderTest>(tables_[rank], *orders_[rank], options,
                                                          places_));
     }

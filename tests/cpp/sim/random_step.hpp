@@ -77,6 +77,7 @@ class RandomStep {
     options_.hint = hints[draw(0, 7)];
     options_.slack = slacks[draw(0, 4)];
     options_.num_microbatches = num_microbatches_;
+    options_.waiting = false;
     if (options_.hint == "order") {
       options_.order = own_order();
     } else if (draw(0, 1) == 1) {

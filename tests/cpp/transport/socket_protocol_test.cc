@@ -128,7 +128,7 @@ TEST_CASE(shapes) {
   expect_refused_with([](auto& h) { h.type = static_cast<MessageType>(77); },
                       "message type is 77");
   expect_refused_with([](auto& h) { h.kind = static_cast<TaskKind>(4); }, "task kind is 4");
-  expect_refused_with([](auto& h) { h.reserved[5] = 1; }, "reserved bytes are not zero");
+  expect_refused_with([](auto& h) { h.reserved[1] = 1; }, "reserved bytes are not zero");
   expect_refused_with([](auto& h) { h.metadata_bytes = kMaxMetadataBytes + 1; },
                       "metadata_bytes is 1048577, above the limit of 1048576");
   expect_refused_with([](auto& h) { h.num_tensors = kMaxTensors + 1; }, "num_tensors is 65537");

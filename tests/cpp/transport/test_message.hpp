@@ -51,8 +51,9 @@ inline std::vector<std::byte> tensor_content(std::uint64_t seed, std::size_t ten
 }
 
 inline void append_word(std::vector<std::byte>* bytes, std::uint64_t word) {
-  const auto* raw = reinterpret_cast<const std::byte*>(&word);
-  bytes->insert(bytes->end(), raw, raw + sizeof word);
+  const std::size_t at = bytes->size();
+  bytes->resize(at + sizeof word);
+  std::memcpy(bytes->data() + at, &word, sizeof word);
 }
 
 inline std::uint64_t word_at(std::span<const std::byte> bytes, std::size_t index) {

@@ -49,7 +49,8 @@ class Twin {
     const TaskKind kind = s_.order[position].kind;
     const bool forward = kind == TaskKind::kForward;
     const bool backward = kind == TaskKind::kBackward || kind == TaskKind::kInputGrad;
-    open_ = (s_.rule == HintRule::kBackwardForward && backward) ||
+    open_ = ((s_.rule == HintRule::kBackwardForward || s_.rule == HintRule::kRoundsByPosition) &&
+             backward) ||
             (s_.rule == HintRule::kForwardBackward && forward);
     peak = std::max(peak, held());
   }
@@ -83,7 +84,9 @@ class Twin {
       const bool forward = s_.order[p].kind == TaskKind::kForward;
       if (s_.options.slack == 0
               ? p != first
-              : forward && s_.options.slack > 0 && p > first + s_.options.slack) {
+              : forward ? s_.options.slack > 0 && p > first + s_.options.slack &&
+                              !has_begun_earliest(s_.order[p], kept)
+                        : s_.options.weight_in_order && !is_next_weight(s_.order[p])) {
         slack = true;
       } else if (forward && s_.options.slack != 0 && !admitted(s_.order[p], kept)) {
         limit = true;
@@ -99,11 +102,36 @@ class Twin {
     const Task& task = s_.order[p];
     if (s_.rule == HintRule::kOrder || s_.options.slack == 0) return {0, 0, p};
     if (task.kind == TaskKind::kWeightGrad) return {2, 0, p};
+    if (s_.rule == HintRule::kOrderThenWeight) return {0, 0, p};
     const bool forward = task.kind == TaskKind::kForward;
     bool forward_leads = s_.rule == HintRule::kForwardPriority;
-    if (s_.rule == HintRule::kBackwardForward) forward_leads = second;
+    const bool by_position = s_.rule == HintRule::kRoundsByPosition;
+    if (s_.rule == HintRule::kBackwardForward || by_position) forward_leads = second;
     if (s_.rule == HintRule::kForwardBackward) forward_leads = !second;
-    return {forward == forward_leads ? 0 : 1, forward ? task.stage : -task.stage, p};
+    const std::int32_t chunk = by_position ? 0 : forward ? task.stage : -task.stage;
+    return {forward == forward_leads ? 0 : 1, chunk, p};
+  }
+
+  bool has_begun_earliest(const Task& task, std::int32_t earliest) const {
+    return task.microbatch == earliest &&
+           std::any_of(claimed.begin(), claimed.end(), [&](std::int32_t p) {
+             return s_.order[p].microbatch == earliest && s_.order[p].kind == TaskKind::kForward;
+           });
+  }
+
+  // Whether all of its kind, stage and lower place have run; tasks that give no unit back may
+  // run in any order.
+  bool is_next_weight(const Task& task) const {
+    if (!gives_back(task.kind)) return true;
+    for (std::size_t p = 0; p < s_.order.size(); ++p) {
+      const Task& other = s_.order[p];
+      if (other.kind == task.kind && other.stage == task.stage &&
+          s_.places[other.microbatch] < s_.places[task.microbatch] &&
+          claimed.count(static_cast<std::int32_t>(p)) == 0) {
+        return false;
+      }
+    }
+    return true;
   }
 
   bool admitted(const Task& task, std::int32_t earliest) const {
@@ -147,7 +175,7 @@ Setting draw(std::mt19937_64& random) {
   s.kinds = {TaskKind::kForward};
   if (form == 1 || form == 2) s.kinds.push_back(TaskKind::kBackward);
   if (form >= 3) s.kinds = {TaskKind::kForward, TaskKind::kInputGrad, TaskKind::kWeightGrad};
-  s.rule = static_cast<HintRule>(pick(5));
+  s.rule = static_cast<HintRule>(pick(7));
   s.options.units_returned = form != 0;
   // A random order in which every task follows its local needs.
   std::vector<Task> waiting;
@@ -169,7 +197,10 @@ Setting draw(std::mt19937_64& random) {
     waiting.erase(at);
   }
   s.options.slack = std::vector<std::int32_t>{0, 1, 3, kUnlimited}[pick(4)];
-  s.options.admission = pick(2) == 0 ? AdmissionRule::kLevelled : AdmissionRule::kEarliest;
+  s.options.weight_in_order = pick(3) == 0;
+  const bool may_be_level = s.options.slack <= 0 && !s.options.weight_in_order;
+  s.options.admission =
+      may_be_level && pick(2) == 0 ? AdmissionRule::kLevelled : AdmissionRule::kEarliest;
   const std::int32_t least = s.options.slack == 0 ? order_peak : s.num_chunks;
   if (pick(4) != 0) s.options.limit_units = least + pick(s.num_microbatches + 1);
   for (std::int32_t m = 0; m < s.num_microbatches; ++m) s.places.push_back(m);

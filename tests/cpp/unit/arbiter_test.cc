@@ -1,76 +1,13 @@
 // Arbiter, case by case: each rule, slack, limit and reason on a state small enough to check by
-// hand. arbiter_oracle_test.cc compares it with a brute-force twin on random states.
-#include "arbiter/arbiter.hpp"
-
-#include <algorithm>
-#include <numeric>
-
+// hand. arbiter_waiting_test.cc has the waits; arbiter_oracle_test.cc compares the arbiter with a
+// brute-force twin on random states.
 #include "check.hpp"
+#include "unit/arbiter_rank.hpp"
 
 namespace rrfp {
 namespace {
 
-constexpr TaskKind kF = TaskKind::kForward;
-constexpr TaskKind kB = TaskKind::kBackward;
-constexpr TaskKind kI = TaskKind::kInputGrad;
-constexpr TaskKind kW = TaskKind::kWeightGrad;
-
-// A rank with stages 0..V-1, microbatches in the given order, and its tasks by text.
-struct Rank {
-  Rank(std::int32_t num_chunks, std::vector<TaskKind> kinds, std::int32_t num_microbatches,
-       HintRule rule, const std::string& order_text, const ArbiterOptions& options,
-       std::vector<std::int32_t> places = {})
-      : table(stages(num_chunks), std::move(kinds), num_microbatches),
-        order(table, rule, tasks(order_text)),
-        arbiter(table, order, options, places.empty() ? stages(num_microbatches) : places) {}
-
-  static std::vector<std::int32_t> stages(std::int32_t count) {
-    std::vector<std::int32_t> numbers(count);
-    std::iota(numbers.begin(), numbers.end(), 0);
-    return numbers;
-  }
-  static std::vector<Task> tasks(const std::string& text) {
-    std::vector<Task> order;
-    for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = std::min(text.find(' ', at), text.size());
-      order.push_back(parse_task(text.substr(at, end - at)).value());
-      at = end + 1;
-    }
-    return order;
-  }
-
-  bool arrive(const std::string& text) {
-    bool all_new = true;
-    for (const Task& task : tasks(text)) all_new &= arbiter.arrive(table.local(task));
-    return all_new;
-  }
-  // What runs next, claimed; or the reason why nothing does.
-  std::string next() {
-    const Choice choice = arbiter.select();
-    overtaken = choice.overtaken;
-    if (choice.local < 0) {
-      const char* reasons[] = {"not", "input", "limit", "slack", "done"};
-      return reasons[static_cast<int>(choice.blocked)];
-    }
-    arbiter.commit(choice);
-    return to_text(table.task(choice.local));
-  }
-  std::string run() {  // until nothing runs
-    std::string ran;
-    for (;;) {
-      const std::string text = next();
-      ran += (ran.empty() ? "" : " ") + text;
-      if (!parse_task(text)) return ran;
-    }
-  }
-
-  TaskTable table;
-  HintOrder order;
-  Arbiter arbiter;
-  std::int32_t overtaken = 0;
-};
-
-const std::string kFourByKind = "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3";
+using namespace test;
 
 Rank four(HintRule rule, ArbiterOptions options = {}) {
   return Rank(1, {kF, kB}, 4, rule, kFourByKind, options);
@@ -268,6 +205,48 @@ TEST_CASE(select_alone_claims_nothing) {
   const Choice second = rank.arbiter.select();
   CHECK(first.local == second.local && first.local >= 0);
   CHECK(rank.arbiter.num_claimed() == 0);
+}
+
+// Positions decide between chunks where the hint is an order; W fills in.
+TEST_CASE(order_then_weight_and_rounds_by_position_follow_positions_across_chunks) {
+  const std::string order = "1F0 0F0 0F1 1F1 0I0 0W0 1I0 1W0 0I1 0W1 1I1 1W1";
+  Rank rank(2, {kF, kI, kW}, 2, HintRule::kOrderThenWeight, order, {});
+  rank.arrive("0F0 0F1 1F0 1F1");
+  CHECK(rank.run() == "1F0 0F0 0F1 1F1 input");
+  rank.arrive("1I0 0I0");
+  CHECK(rank.next() == "0I0");
+  rank.arrive("0W0 1I1");
+  CHECK(rank.run() == "1I0 1I1 0W0 input");
+  Rank rounds(2, {kF, kB}, 2, HintRule::kRoundsByPosition,
+              "1F0 0F0 0F1 1F1 0B0 1B0 0B1 1B1", {});
+  rounds.arrive("0F0 1F0");
+  CHECK(rounds.run() == "1F0 0F0 input");
+  rounds.arrive("0F1 1F1 0B0 1B0");
+  CHECK(rounds.run() == "0B0 0F1 1B0 1F1 input");
+}
+
+TEST_CASE(weights_run_in_the_steps_order) {
+  Rank rank(1, {kF, kI, kW}, 3, HintRule::kOrder, "0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2",
+            {.admission = AdmissionRule::kEarliest, .weight_in_order = true}, {1, 0, 2});
+  rank.arrive("0F0 0F1 0F2 0I0 0I2 0W0 0W2");
+  CHECK(rank.run() == "0F0 0F1 0F2 0I0 0I2 slack");  // microbatch 1 comes first
+  rank.arrive("0I1 0W1");
+  CHECK(rank.run() == "0I1 0W1 0W0 0W2 done");
+  Rank full(1, {kF, kB}, 2, HintRule::kBackwardPriority, "0F0 0F1 0B0 0B1",
+            {.admission = AdmissionRule::kEarliest, .weight_in_order = true});
+  full.arrive("0F0 0F1 0B1");
+  CHECK(full.run() == "0F0 0F1 slack");
+}
+
+// Two chunks, slack 1: 1F0 stands 3 behind 0F1, which the limit keeps out until 1F0 has run.
+TEST_CASE(bounded_slack_lets_the_earliest_microbatch_go_on) {
+  Rank rank(2, {kF, kB}, 4, HintRule::kOrder,
+            "0F0 0F1 0F2 0F3 1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3 0B0 0B1 0B2 0B3",
+            {.slack = 1, .limit_units = 2, .admission = AdmissionRule::kEarliest});
+  rank.arrive("0F0 0F1");
+  CHECK(rank.run() == "0F0 limit");
+  rank.arrive("1F0");
+  CHECK(rank.next() == "1F0");
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "base/check.hpp"
+#include "base/clock.hpp"
 #include "check.hpp"
 #include "runtime/status_body.hpp"
 #include "tiny_pipeline.hpp"
@@ -29,6 +32,16 @@ class Puppet final : public MessageSink {
     message->metadata = std::move(body);
     transport_->post_send(0, message);
   }
+  void send_started(const Task& target, std::uint32_t duration_us, std::uint32_t step = 0) {
+    MessageHeader header;
+    header.step = step;
+    header.source_stage = 1;
+    header.target_stage = target.stage;
+    header.microbatch = target.microbatch;
+    header.kind = target.kind;
+    header.duration_us = duration_us;
+    send(MessageType::kStarted, header);
+  }
   void send_forward(std::int32_t microbatch, std::uint32_t step = 0, std::int32_t source = 1,
                     std::int32_t target = 0, TaskKind kind = TaskKind::kBackward) {
     MessageHeader header;
@@ -50,10 +63,12 @@ class Puppet final : public MessageSink {
                   std::span<const std::byte> body) override {
     if (header.type == MessageType::kAbort) told = *parse_status(body);
     if (header.type == MessageType::kBye) has_left = true;
+    if (header.type == MessageType::kStarted) started.push_back(header);
   }
   void on_peer_lost(std::int32_t, const Status&) override {}
 
   Status told;
+  std::vector<MessageHeader> started;
   bool has_left = false;
 
  private:
@@ -63,11 +78,12 @@ class Puppet final : public MessageSink {
 
 // Rank 0 of two, in step 0 of three microbatches; the puppet is rank 1.
 struct Stage {
-  explicit Stage(RuntimeOptions options = {}) {
+  explicit Stage(RuntimeOptions options = {},
+                 std::shared_ptr<const StepPlan> plan = make_plan(2, 3)) {
     auto transports = make_local_transports(2);
     puppet = std::make_unique<Puppet>(std::move(transports[1]));
     rank = std::make_unique<RankRuntime>(std::move(transports[0]), options);
-    rank->begin_step(make_plan(2, 3), 0, 60000);
+    rank->begin_step(std::move(plan), 0, 60000);
   }
   ~Stage() { close_rank(*rank); }
 
@@ -205,6 +221,56 @@ TEST_CASE(a_forked_child_refuses_and_leaves_quietly) {
     CHECK(run_step(rank, plan, 1, 60000).outcome == ClaimOutcome::kDone);
   });
   on_each(ranks, close_rank);
+}
+
+// Claims, works for a while (or not at all) and retires; the task's text and when it was claimed.
+std::pair<std::string, std::int64_t> run_one(RankRuntime& rank, std::int64_t work_ms) {
+  const std::int32_t local = rank.claim(20000).local;
+  if (local < 0) return {"nothing", 0};
+  for (InboundMessage* message : rank.take_inputs(local)) {
+    if (message != nullptr) RankRuntime::release(message);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(work_ms));
+  rank.retire(local);
+  return {to_text(rank.engine().table().task(local)), rank.engine().record(local).claimed_ns};
+}
+
+// Rank 0 says what it starts, once it knows what that takes, and waits for what the hint puts
+// first: for 0B0 before 0F2, until it is due and no longer.
+TEST_CASE(starts_are_announced_and_announced_tasks_waited_for) {
+  StepOptions options;
+  options.num_microbatches = 5;
+  options.limits = {5, 5};
+  Stage stage({}, std::make_shared<StepPlan>(make_chain(2), options));
+  CHECK(run_one(*stage.rank, 400).first == "0F0");
+  CHECK(stage.puppet->started.empty());
+  CHECK(run_one(*stage.rank, 0).first == "0F1");
+  CHECK(stage.puppet->started.size() == 1);
+  const MessageHeader& started = stage.puppet->started.at(0);
+  CHECK(started.source_stage == 0 && started.target_stage == 1 && started.microbatch == 1);
+  CHECK(started.kind == TaskKind::kForward && started.duration_us >= 400000);
+
+  const Task gradient{0, TaskKind::kBackward, 0};
+  const std::int64_t announced_ns = steady_now_ns();
+  stage.puppet->send_started(gradient, 100000);  // less than 0.4 of an F, which takes 320 ms
+  const auto [text, claimed_ns] = run_one(*stage.rank, 0);
+  CHECK(text == "0F2" && claimed_ns - announced_ns >= 100000000);
+  CHECK(stage.rank->engine().record(stage.rank->engine().table().local(gradient)).ready_ns == 0);
+  stage.puppet->send_started({0, TaskKind::kBackward, 1}, 60000);
+  stage.puppet->send_forward(1);
+  CHECK(run_one(*stage.rank, 0).first == "0B1");
+  CHECK(stage.rank->end_step().idle_slack_ns >= 90000000);
+}
+
+// Announcements are only words: what fits nothing, or another step, changes nothing.
+TEST_CASE(announcements_that_fit_nothing_are_dropped) {
+  Stage stage;
+  stage.puppet->send_started({0, TaskKind::kBackward, 7}, 1);
+  stage.puppet->send_started({0, TaskKind::kForward, 0}, 1);
+  stage.puppet->send_started({1, TaskKind::kBackward, 0}, 1);
+  stage.puppet->send_started({0, TaskKind::kBackward, 0}, UINT32_MAX, 5);
+  CHECK(run_one(*stage.rank, 0).first == "0F0");
+  CHECK(stage.rank->status().ok());
 }
 
 int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }

@@ -1,6 +1,7 @@
 // StageGraph and StepPlan: what is accepted, what it becomes, and what is refused in which words.
 #include "runtime/step_plan.hpp"
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,12 @@ std::shared_ptr<const StageGraph> chain(std::int32_t num_stages) {
     if (stage > 0) edges.emplace_back(stage - 1, stage);
   }
   return std::make_shared<StageGraph>(num_stages, ranks, edges, std::vector<std::int32_t>{});
+}
+
+std::shared_ptr<const StageGraph> placed(std::int32_t num_ranks, std::vector<std::int32_t> ranks) {
+  std::vector<std::pair<std::int32_t, std::int32_t>> edges;
+  for (std::size_t s = 1; s < ranks.size(); ++s) edges.emplace_back(s - 1, s);
+  return std::make_shared<StageGraph>(num_ranks, ranks, edges, std::vector<std::int32_t>{});
 }
 
 std::vector<Task> tasks(const std::string& texts) {
@@ -47,6 +54,13 @@ StepOptions named(const std::string& hint, std::int32_t num_microbatches,
   options.num_microbatches = num_microbatches;
   options.slack = slack;
   options.limits = std::move(limits);
+  return options;
+}
+
+StepOptions split(const std::string& hint, std::int32_t num_microbatches,
+                  std::int32_t slack = kUnlimited) {
+  StepOptions options = named(hint, num_microbatches, slack);
+  options.split_backward = true;
   return options;
 }
 
@@ -151,19 +165,89 @@ TEST_CASE(refuses_limits_and_slack_with_the_numbers) {
   CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, kUnlimited, {1, 0})), "rank 1 is 0");
   CHECK_THROWS_WITH(StepPlan(chain(3), named("1f1b", 4, 0, {2, 2, 1})),
                     "rank 0 is 2, but hint \"1f1b\" with slack 0 needs 3");
-  CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, -2)), "got -2");
+  CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, -3)), "got -3");
   CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 0)), "at least 1 microbatch, got 0");
 }
 
 TEST_CASE(refuses_hints_by_name) {
-  CHECK_THROWS_WITH(StepPlan(chain(2), named("zb-h1", 2)), "\"zb-h1\" is not known");
-  const auto two_chunks = std::make_shared<StageGraph>(
-      1, std::vector<std::int32_t>{0, 0}, Edges{{0, 1}}, std::vector<std::int32_t>{});
-  CHECK_THROWS_WITH(StepPlan(two_chunks, named("bf", 2)),
-                    "several stages per rank are not supported yet");
+  CHECK_THROWS_WITH(StepPlan(chain(2), named("zb-h2", 2)),
+                    "\"zb-h2\" is not known; the hints are gpipe, 1f1b, interleaved, zb-h1, zbv, "
+                    "bf, bfw, fb, b-priority, f-priority, auto");
+  for (const char* hint : {"zb-h1", "bfw"}) {
+    CHECK_THROWS_WITH(StepPlan(chain(2), named(hint, 2)), "needs weight gradients as tasks");
+  }
+  CHECK_THROWS_WITH(StepPlan(placed(2, {0, 1, 0, 1}), named("1f1b", 2)), "one stage per rank");
+  CHECK_THROWS_WITH(StepPlan(placed(2, {0, 1, 0, 1}), split("zb-h1", 2)), "use zbv");
+  CHECK_THROWS_WITH(StepPlan(placed(2, {0, 1, 0, 1}), split("zbv", 2)), "in a V");
+  CHECK_THROWS_WITH(StepPlan(placed(2, {0, 1, 1, 0}), named("interleaved", 2)), "placement loop");
   StepOptions both = named("bf", 1);
   both.order = tasks("0F0 0B0");
   CHECK_THROWS_WITH(StepPlan(chain(1), both), "give one of them");
+}
+
+TEST_CASE(split_steps_have_input_and_weight_gradients) {
+  const StepPlan zb(chain(2), split("zb-h1", 3, 0));
+  CHECK(order_text(zb, 0) == "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2");
+  CHECK(zb.limit_units(0) == 2 && zb.limit_units(1) == 2 && zb.split_backward());
+  CHECK(order_text(StepPlan(chain(2), split("1f1b", 2, 0)), 1) == "1F0 1I0 1W0 1F1 1I1 1W1");
+  // Unit times: rank 0 may not run 0F2 before 0W0, and 0I1 comes first, so that 1W1 fills a gap.
+  const StepPlan bfw(chain(2), split("bfw", 3));
+  CHECK(bfw.hint_order(0).rule() == HintRule::kBackwardForward);
+  CHECK(order_text(bfw, 1) == "1F0 1I0 1F1 1I1 1W0 1W1 1F2 1I2 1W2");
+  StepOptions own = own_order("0F0 0I0 0W0", 1, 0);
+  own.split_backward = true;
+  CHECK(order_text(StepPlan(chain(1), own), 0) == "0F0 0I0 0W0");
+  own.order = tasks("0F0 0B0");
+  CHECK_THROWS_WITH(StepPlan(chain(1), own), "the kinds F, I and W");
+}
+
+// What "auto" makes of graph, kinds and limit: rule, slack and what it waits for.
+std::string auto_text(std::shared_ptr<const StageGraph> graph, bool split_backward,
+                      std::vector<std::int32_t> limits, bool waiting = true) {
+  StepOptions options = named("auto", 32, kAutoSlack, std::move(limits));
+  options.split_backward = split_backward;
+  options.waiting = waiting;
+  const StepPlan plan(graph, options);
+  const ArbiterOptions arbiter = plan.arbiter_options(0);
+  const char* rules[] = {"order", "order then W", "bf", "bf by position"};
+  char text[96];
+  std::snprintf(text, sizeof text, "%s, slack %d, limit %d, F %.1f, W %.1f",
+                rules[static_cast<int>(plan.hint_order(0).rule())], arbiter.slack,
+                plan.limit_units(0), arbiter.forward_patience, arbiter.weight_patience);
+  return text;
+}
+
+TEST_CASE(auto_follows_the_room_that_the_limit_leaves) {
+  const auto four = [](std::int32_t units) { return std::vector<std::int32_t>(4, units); };
+  CHECK(auto_text(chain(4), false, {}) == "bf, slack -1, limit 4, F 0.4, W 0.0");
+  CHECK(auto_text(chain(4), true, {}) == "order, slack -1, limit 4, F 0.6, W 0.9");
+  CHECK(auto_text(chain(4), true, four(5)) == "order then W, slack -1, limit 5, F 0.6, W 0.7");
+  CHECK(auto_text(chain(4), true, four(5), false) ==
+        "order then W, slack -1, limit 5, F 0.0, W 0.0");
+  const auto loop = placed(2, {0, 1, 0, 1});
+  const auto vee = placed(2, {0, 1, 1, 0});
+  CHECK(auto_text(loop, false, {}) == "order, slack 4, limit 5, F 0.4, W 0.0");
+  CHECK(auto_text(loop, false, {8, 8}) == "bf by position, slack -1, limit 8, F 0.4, W 0.0");
+  CHECK(auto_text(vee, true, {}) == "order then W, slack 4, limit 4, F 0.6, W 0.9");
+  CHECK(auto_text(vee, true, {8, 8}) == "order then W, slack -1, limit 8, F 0.4, W 0.5");
+  CHECK(auto_text(vee, false, {8, 8}) == "bf by position, slack -1, limit 8, F 0.4, W 0.0");
+  // Neither loop nor V: rounds, the lower chunk first.
+  CHECK(auto_text(placed(2, {0, 0, 1, 1}), false, {}) == "bf, slack -1, limit 5, F 0.0, W 0.0");
+  const StepPlan zb(chain(3), split("auto", 5));
+  CHECK(order_text(zb, 1) == order_text(StepPlan(chain(3), split("zb-h1", 5)), 1));
+}
+
+TEST_CASE(weights_in_order_use_the_rule_that_suits_them) {
+  StepOptions options = split("bfw", 4);
+  options.weight_in_order = true;
+  const StepPlan plan(chain(2), options);
+  CHECK(plan.arbiter_options(0).weight_in_order);
+  CHECK(plan.arbiter_options(0).admission == AdmissionRule::kEarliest);
+  StepOptions own = own_order("0F0 0F1 0B1 0B0", 2, 0);
+  CHECK(StepPlan(chain(1), own).limit_units(0) == 2);
+  own.weight_in_order = true;
+  CHECK_THROWS_WITH(StepPlan(chain(1), own), "0B1 where the weight gradients of stage 0 are at "
+                                             "microbatch 0");
 }
 
 TEST_CASE(users_order_is_kept_or_refused) {
