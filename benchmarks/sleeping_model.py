@@ -29,8 +29,11 @@ LOAD_SIGMA = 1.0
 KINDS = "FB"
 
 
-def packed_durations(seed, num_stages, num_microbatches, forward_s):
-    """{(kind, stage, microbatch): seconds} and the relative load of each microbatch."""
+def packed_durations(seed, num_stages, num_microbatches, forward_s, balanced=False):
+    """{(kind, stage, microbatch): seconds} and the relative load of each microbatch.
+
+    ``balanced``: the last stage is as heavy as the others.
+    """
     rng = random.Random(seed)
     loads = [
         math.exp(rng.gauss(0, LOAD_SIGMA) - LOAD_SIGMA**2 / 2) for _ in range(num_microbatches)
@@ -44,7 +47,8 @@ def packed_durations(seed, num_stages, num_microbatches, forward_s):
     for kind, (base_s, cv, noise, last) in shapes.items():
         shared = math.sqrt(max(0.0, cv**2 - math.expm1(noise**2))) / load_cv
         for stage in range(num_stages):
-            scale_s = base_s * (last if stage == num_stages - 1 else 1.0)
+            is_heavy = stage == num_stages - 1 and not balanced
+            scale_s = base_s * (last if is_heavy else 1.0)
             for microbatch, load in enumerate(loads):
                 jitter = math.exp(rng.gauss(0, noise))
                 relative = (1 - shared) + shared * load

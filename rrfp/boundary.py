@@ -13,7 +13,6 @@ flags, the number of dimensions and the shape.
 
 import pickle
 import struct
-import warnings
 
 import torch
 import torch.utils._pytree as pytree
@@ -123,10 +122,7 @@ def _decode_tree(data):
         return None
     tree = _trees.get(data)
     if tree is None:
-        with warnings.catch_warnings():
-            # torch's tree specs warn of their own class of leaves while they are unpickled.
-            warnings.simplefilter("ignore", FutureWarning)
-            tree = _remember(_trees, data, pickle.loads(data))
+        tree = _remember(_trees, data, pytree.tree_structure(pickle.loads(data)))
     return tree
 
 

@@ -5,6 +5,7 @@ reads all of it and judges it by the same rules, so that all raise the same erro
 the token with which connections prove that they belong to the run.
 """
 
+import contextlib
 import pickle
 import secrets
 import socket
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from rrfp import _C
-from rrfp.errors import RankTimeoutError
+from rrfp.errors import PeerLostError, RankTimeoutError
 
 _POLL_S = 0.005
 
@@ -81,18 +82,31 @@ class Rendezvous:
             "boot_id": _boot_id(),
             "version": _C.build_info()["version"],
         }
-        if member.rank == 0:
-            token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
-            self._store.set("token", token)
-        self._store.set(f"rank{member.rank}", pickle.dumps(card))
-        return [self._get(f"rank{rank}", rank) for rank in range(member.num_ranks)]
+        with self._store_reachable():
+            if member.rank == 0:
+                token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
+                self._store.set("token", token)
+            self._store.set(f"rank{member.rank}", pickle.dumps(card))
+            return [self._get(f"rank{rank}", rank) for rank in range(member.num_ranks)]
 
     def token(self):
         """(run token, run number) drawn by rank 0."""
-        return self._get("token", 0)
+        with self._store_reachable():
+            return self._get("token", 0)
 
     def time_left_ms(self):
         return max(1, int(1000 * (self._end - time.monotonic())))
+
+    @contextlib.contextmanager
+    def _store_reachable(self):
+        try:
+            yield
+        except torch.distributed.DistError as error:
+            raise PeerLostError(
+                f"rank {self.member.rank} lost the store of torch.distributed while the pipeline "
+                f'was set up: torch reported "{error}". The process that holds the store, usually '
+                "global rank 0, is gone; start the job again."
+            ) from error
 
     def _get(self, key, rank):
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.

@@ -59,14 +59,15 @@ std::string IpcAddress::to_text() const {
 std::optional<IpcAddress> parse_ipc_address(const std::string& text) {
   std::vector<std::string_view> fields;
   std::string_view rest = text;
-  while (fields.size() < kNumFields) {
+  while (fields.size() + 1 < kNumFields) {
     const std::size_t end = rest.find(':');
+    if (end == std::string_view::npos) return std::nullopt;
     fields.push_back(rest.substr(0, end));
-    if (end == std::string_view::npos) break;
     rest.remove_prefix(end + 1);
   }
+  fields.push_back(rest);
   IpcAddress address;
-  if (fields.size() != kNumFields || fields[0] != kTag) return std::nullopt;
+  if (fields[0] != kTag) return std::nullopt;
   address.host = fields[1];
   const bool is_whole =
       parse_hex(fields[2], &address.process) && parse_hex(fields[3], &address.pid) &&

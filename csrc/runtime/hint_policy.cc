@@ -28,9 +28,6 @@ constexpr NamedHint kHints[] = {
 };
 constexpr const char* kAuto = "auto";
 
-// Below this multiple of the order's own peak there is no room to leave the order.
-constexpr double kTightLimit = 1.25;
-
 const NamedHint* find_hint(const std::string& name) {
   const auto it = std::find_if(std::begin(kHints), std::end(kHints),
                                [&](const NamedHint& hint) { return name == hint.name; });
@@ -77,6 +74,7 @@ HintPolicy policy_of_auto(const StageGraph& graph, const HintRequest& request) {
     peak = std::max(peak, peak_units(order));
   }
   const bool is_tight = request.limit_units < kTightLimit * peak;
+  policy.is_tight = is_tight;
   const bool has_chunks = !has_one_stage_per_rank(graph);
   if (split) {
     policy.rule = is_tight && !has_chunks ? HintRule::kOrder : HintRule::kOrderThenWeight;
@@ -86,7 +84,8 @@ HintPolicy policy_of_auto(const StageGraph& graph, const HintRequest& request) {
     policy.rule = is_tight ? HintRule::kOrder : HintRule::kRoundsByPosition;
     policy.forward_patience = 0.4;
   } else {
-    policy = {.rule = HintRule::kBackwardForward, .order = "gpipe", .ranks_itself = true};
+    policy.rule = HintRule::kBackwardForward;
+    policy.ranks_itself = true;
     policy.forward_patience = 0.4;
   }
   if (is_tight && has_chunks) policy.slack = 2 * graph.num_ranks();

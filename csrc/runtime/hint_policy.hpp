@@ -23,6 +23,7 @@ struct HintPolicy {
   std::int32_t slack = -1;       // where the user leaves it to the hint
   double forward_patience = 0;   // see ArbiterOptions
   double weight_patience = 0;
+  bool is_tight = false;         // "auto" with an order, below kTightLimit times its peak
 };
 
 // What a step asks for, as far as a hint may depend on it.
@@ -39,7 +40,11 @@ std::string known_hints();  // for people
 // Why the graph or the kinds of the step do not fit the hint, for people; empty: they do.
 std::string misfit(const StageGraph& graph, const std::string& hint, bool split_backward);
 
-// The hint must fit. Below a limit of 1.25 times the order's own peak "auto" keeps to the order.
+// Below this multiple of the order's own peak there is little room to leave the order: "auto"
+// keeps closer to it, and the guard may return to it.
+inline constexpr double kTightLimit = 1.25;
+
+// The hint must fit.
 HintPolicy policy_of(const StageGraph& graph, const HintRequest& request);
 
 // By rank. `order` is one of gpipe, 1f1b, interleaved, zb-h1 and zbv.

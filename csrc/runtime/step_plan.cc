@@ -85,7 +85,10 @@ void StepPlan::plan_named_hint() {
                           .split_backward = options_.split_backward,
                           .limit_units = limit,
                           .microbatch_order = options_.microbatch_order});
-  if (options_.slack == kAutoSlack) options_.slack = policy.slack;
+  if (options_.slack == kAutoSlack) {
+    options_.slack = policy.slack;
+    if (policy.is_tight && !options_.forward_only) guarded_order_ = policy.order;
+  }
   Orders orders = textbook_orders(*graph_, policy.order, options_.split_backward,
                                   options_.microbatch_order);
   if (options_.forward_only) {

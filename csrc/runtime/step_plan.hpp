@@ -47,6 +47,8 @@ class StepPlan {
   StepPlan& operator=(const StepPlan&) = delete;
 
   const StageGraph& graph() const { return *graph_; }
+  const std::shared_ptr<const StageGraph>& shared_graph() const { return graph_; }
+  const StepOptions& options() const { return options_; }  // the slack in place of kAutoSlack
   std::int32_t num_microbatches() const { return options_.num_microbatches; }
   bool forward_only() const { return options_.forward_only; }
   // Place by place; of a user's order: the order of its forwards of the first stage.
@@ -54,6 +56,8 @@ class StepPlan {
   const TaskTable& table(std::int32_t rank) const { return tables_.at(rank); }
   const HintOrder& hint_order(std::int32_t rank) const { return orders_.at(rank); }
   bool split_backward() const { return options_.split_backward; }
+  // The textbook order that hint "auto" might return to (sim/guard.hpp); empty: it must not.
+  const std::string& guarded_order() const { return guarded_order_; }
   // Whether ranks should announce what they start: some rank may wait for it.
   bool waits() const { return forward_patience_ > 0 || weight_patience_ > 0; }
   ArbiterOptions arbiter_options(std::int32_t rank) const;
@@ -85,6 +89,7 @@ class StepPlan {
   std::vector<TaskTable> tables_;
   std::vector<HintOrder> orders_;
   std::vector<std::int32_t> limits_;
+  std::string guarded_order_;
   double forward_patience_ = 0;
   double weight_patience_ = 0;
 };

@@ -108,7 +108,7 @@ void expect_no_deadlock(const AdmissionCase& of) {
   states_seen += result.states;
   if (result.deadlock.empty()) return;
   std::string limits;
-  for (const std::int32_t limit : of.limits) limits += " " + std::to_string(limit);
+  for (const std::int32_t limit : of.limits) limits.append(" ").append(std::to_string(limit));
   fail(__FILE__, __LINE__,
        "deadlock with P " + std::to_string(of.num_ranks) + ", V " + std::to_string(of.num_chunks) +
            ", M " + std::to_string(of.num_microbatches) + ", rule " +

@@ -157,7 +157,9 @@ class AdmissionWorld {
   std::string moves_to(std::size_t n) {
     std::vector<std::unique_ptr<ArbiterUnderTest>> ranks;
     std::string text;
-    for (const Task& task : replay(n, ranks)) text += (text.empty() ? "" : " ") + to_text(task);
+    for (const Task& task : replay(n, ranks)) {
+      text.append(text.empty() ? "" : " ").append(to_text(task));
+    }
     return text;
   }
 
