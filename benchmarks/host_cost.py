@@ -1,27 +1,28 @@
 """What rrfp itself costs per task, with stages that do almost nothing.
 
-Three figures, each the median over rounds in which all variants alternate:
+Each figure is the median over rounds in which the direct loop and rrfp alternate:
 - host cost of a task: step time less the time of running the same stage functions directly
   (forward, loss, backward, cut at the stage boundaries), divided by the tasks that ran one
   after the other. Stages of one process share the GIL, so there all tasks count; between
-  processes, those of one rank.
-- rrfp's own report of the same, from retire to the next claim.
+  processes, those of one rank, which then also waits for the other.
+- the same in processor time (all threads of the process), which a busy machine spoils less.
+- rrfp's own report: from a task's end to the next choice.
 - arrival to start: from an input's arrival at an idle worker to its stage function.
 
     python benchmarks/host_cost.py [--rounds 15] [--microbatches 64] [--out host_cost]
 """
 
 import argparse
-import multiprocessing
-import socket
 import time
 
 import record
 import torch
+from processes import run_ranks
 from torch import nn
 
 WIDTH = 8
 HOPS = 200
+WARM_UP = 3
 
 
 class Scale(nn.Module):
@@ -50,14 +51,26 @@ def batch(count):
     return [torch.ones(4, WIDTH) for _ in range(count)], [torch.zeros(4, WIDTH)] * count
 
 
-def direct_s(stages, count):
-    """The same calls without rrfp: 1F1B's work on one thread, cut where the boundaries are."""
+class Clocks:
+    """Microseconds of wall and processor time since it was made."""
+
+    def __init__(self):
+        self.wall_s, self.processor_s = time.perf_counter(), time.process_time()
+
+    def elapsed_us(self):
+        wall_s = time.perf_counter() - self.wall_s
+        return 1e6 * wall_s, 1e6 * (time.process_time() - self.processor_s)
+
+
+def direct_us(stages, count, is_source=True):
+    """The same calls without rrfp, on one thread, cut where the boundaries are. Without
+    ``is_source`` the first stage's inputs need a gradient too, as those of a later rank do."""
     inputs, targets = batch(count)
-    start = time.perf_counter()
+    clocks = Clocks()
     for value, target in zip(inputs, targets, strict=True):
         boundaries = []
         for index, stage in enumerate(stages):
-            if index:
+            if index or not is_source:
                 value = value.detach().requires_grad_()
             output = stage(value)
             boundaries.append((value, output))
@@ -65,68 +78,70 @@ def direct_s(stages, count):
         (loss_fn(value, target) / count).backward()
         for (_, output), (entered, _) in zip(boundaries[-2::-1], boundaries[:0:-1], strict=True):
             torch.autograd.backward(output, entered.grad)
-    return time.perf_counter() - start
+    return clocks.elapsed_us()
 
 
 def timed_step(stages, count, source, loss):
-    """(seconds, this rank's or the first rank's line of the report)."""
+    """((wall us, processor us), this rank's or the first rank's line of the report)."""
     import rrfp
 
     inputs, targets = batch(count)
-    start = time.perf_counter()
+    clocks = Clocks()
     result = rrfp.run_pipeline(
         stages, inputs if source else None, targets if loss else None, loss_fn, hint="1f1b"
     )
-    return time.perf_counter() - start, result.report.ranks[0]
+    return clocks.elapsed_us(), result.report.ranks[0]
+
+
+class Comparison:
+    """Per round: a step, the direct loop beside it, and how many tasks they ran."""
+
+    def __init__(self, num_tasks):
+        self.num_tasks = num_tasks
+        self.figures = {}
+
+    def add(self, direct, took, line):
+        per_task = {
+            "us_per_task_over_direct": (took[0] - direct[0]) / self.num_tasks,
+            "cpu_us_per_task_over_direct": (took[1] - direct[1]) / self.num_tasks,
+            "us_per_task_reported": line.host_s * 1e6 / line.num_tasks,
+            "us_per_task_direct": direct[0] / self.num_tasks,
+        }
+        for name, value in per_task.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def summary(self):
+        return {name: record.quantiles(values) for name, values in self.figures.items()}
 
 
 def in_one_process(num_ranks, arguments):
-    """us per task over the direct loop, by difference and by rrfp's report."""
+    """All stages here; their threads share the GIL, so all tasks count."""
     count = arguments.microbatches
     stages = [Scale() for _ in range(num_ranks)]
-    differences, reported, plain = [], [], []
-    for index in range(-3, arguments.rounds):
-        direct = direct_s(stages, count)
+    comparison = Comparison(2 * count * num_ranks)
+    for index in range(-WARM_UP, arguments.rounds):
+        direct = direct_us(stages, count)
         took, line = timed_step(stages, count, True, True)
         if index >= 0:
-            tasks = 2 * count * num_ranks
-            differences.append((took - direct) * 1e6 / tasks)
-            reported.append(line.host_s * 1e6 / line.num_tasks)
-            plain.append(direct * 1e6 / tasks)
-    return summary(differences, reported, plain)
+            comparison.add(direct, took, line)
+    return comparison.summary()
 
 
-def summary(differences, reported, plain):
-    return {
-        "us_per_task_over_direct": record.quantiles(differences),
-        "us_per_task_reported": record.quantiles(reported),
-        "us_per_task_direct": record.quantiles(plain),
-    }
-
-
-def between_processes(rank, port, arguments, results):
-    """Two ranks; rank 0 answers with its summary, rank 1 with the arrival latencies."""
+def between_processes(rank, arguments):
+    """One of two ranks. Rank 1, which has a loss as the direct loop has, gives the summary."""
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     count = arguments.microbatches
     stage = Scale()
-    differences, reported, plain = [], [], []
-    for index in range(-3, arguments.rounds):
+    comparison = Comparison(2 * count)
+    for index in range(-WARM_UP, arguments.rounds):
         dist.barrier()
-        direct = direct_s([stage], count) if rank == 0 else 0.0
+        direct = direct_us([stage], count, is_source=False) if rank == 1 else None
         dist.barrier()
         took, line = timed_step({rank: stage}, count, rank == 0, rank == 1)
-        if index >= 0 and rank == 0:
-            differences.append((took - direct) * 1e6 / (2 * count))
-            reported.append(line.host_s * 1e6 / line.num_tasks)
-            plain.append(direct * 1e6 / (2 * count))
-    answer = summary(differences, reported, plain) if rank == 0 else {}
-    answer.update(arrival_latency(rank, dist))
-    results.put((rank, answer))
-    dist.barrier()
-    dist.destroy_process_group()
+        if index >= 0 and rank == 1:
+            comparison.add(direct, took, line)
+    return {**comparison.summary(), **arrival_latency(rank, dist)}
 
 
 def arrival_latency(rank, dist):
@@ -140,26 +155,8 @@ def arrival_latency(rank, dist):
     sent = [None, None]
     dist.all_gather_object(sent, (stage.started, stage.ended))
     hops = [(start - end) / 1e3 for start, end in zip(sent[1][0], sent[0][1], strict=True)]
-    own = {} if rank == 0 else {"us_arrival_to_start": record.quantiles(arrivals[HOPS // 10:])}
-    return {**own, "us_stage_end_to_next_start": record.quantiles(hops[HOPS // 10:])}
-
-
-def run_processes(arguments):
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    results = context.Queue()
-    ranks = [
-        context.Process(target=between_processes, args=(rank, port, arguments, results))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    answers = dict(results.get(timeout=300) for _ in ranks)
-    for process in ranks:
-        process.join()
-    return {**answers[0], **answers[1]}
+    own = {} if rank == 0 else {"us_arrival_to_start": record.quantiles(arrivals[HOPS // 10 :])}
+    return {**own, "us_stage_end_to_next_start": record.quantiles(hops[HOPS // 10 :])}
 
 
 def main():
@@ -169,10 +166,11 @@ def main():
     parser.add_argument("--out", default="host_cost", help="name of the result file, or empty")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    both = run_ranks(between_processes, 2, arguments, timeout_s=300)
     table = {
         "one process, one rank": in_one_process(1, arguments),
         "one process, two ranks": in_one_process(2, arguments),
-        "two processes": run_processes(arguments),
+        "two processes": {**both[0], **both[1]},
     }
     for name, figures in table.items():
         print(name)

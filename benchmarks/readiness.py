@@ -12,14 +12,13 @@ order can gain much; ``--balanced`` shows what lengths alone leave to gain.
 """
 
 import argparse
-import multiprocessing
-import socket
 import statistics
 import sys
 import time
 
 import record
 import sleeping_model as model
+from processes import run_ranks
 
 NUM_RANKS, NUM_MICROBATCHES = 4, 16
 LATENCY_S = 0.0002
@@ -44,16 +43,12 @@ def configurations():
             yield name, limit_name, {**options, "max_in_flight": limit}
 
 
-def measure_rank(rank, port, arguments, results):
-    """One rank: all rounds, all configurations; rank 0 puts the collected rows into results."""
-    import torch
+def measure_rank(rank, arguments):
+    """One rank: all rounds, all configurations. Rank 0 returns the rows of all ranks."""
     import torch.distributed as dist
 
     import rrfp
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                            world_size=NUM_RANKS)
     stage = model.SleepingStage(rank)
     inputs, targets = model.batch(NUM_MICROBATCHES)
     rows = []
@@ -83,13 +78,15 @@ def measure_rank(rank, port, arguments, results):
             gathered = [None] * NUM_RANKS if rank == 0 else None
             dist.gather_object(own, gathered)
             if rank == 0 and index >= 0:
-                row = {"round": index, "variant": name, "limit": limit_name,
-                       **merged(gathered), **simulated(durations, costs, options)}
+                row = {
+                    "round": index,
+                    "variant": name,
+                    "limit": limit_name,
+                    **merged(gathered),
+                    **simulated(durations, costs, options),
+                }
                 rows.append(row)
-    if rank == 0:
-        results.put(rows)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def of_report(report):
@@ -129,37 +126,37 @@ def summarise(rows):
         measured = [base[r["round"]]["step_s"] / r["step_s"] for r in own]
         expected = [base[r["round"]]["simulated_s"] / r["simulated_s"] for r in own]
         kept = [m / e for m, e in zip(measured, expected, strict=True)]
-        table.append({
-            "variant": name,
-            "limit": limit_name,
-            "step_ms": statistics.median(r["step_s"] for r in own) * 1e3,
-            "speed_up": statistics.median(measured),
-            "speed_up_quartiles": record.quantiles(measured)[::2],
-            "simulated_speed_up": statistics.median(expected),
-            "measured_over_simulated": statistics.median(kept),
-            "peak_units": [max(r["peaks"][k] for r in own) for k in range(NUM_RANKS)],
-            "simulated_peak_units": [
-                max(r["simulated_peaks"][k] for r in own) for k in range(NUM_RANKS)
-            ],
-            "host_us_per_task": statistics.median(r["host_us"] for r in own),
-        })
+        table.append(
+            {
+                "variant": name,
+                "limit": limit_name,
+                "step_ms": statistics.median(r["step_s"] for r in own) * 1e3,
+                "speed_up": statistics.median(measured),
+                "speed_up_quartiles": record.quantiles(measured)[::2],
+                "simulated_speed_up": statistics.median(expected),
+                "measured_over_simulated": statistics.median(kept),
+                "peak_units": [max(r["peaks"][k] for r in own) for k in range(NUM_RANKS)],
+                "simulated_peak_units": [
+                    max(r["simulated_peaks"][k] for r in own) for k in range(NUM_RANKS)
+                ],
+                "host_us_per_task": statistics.median(r["host_us"] for r in own),
+            }
+        )
     return table
 
 
 def show(table):
-    print(f"{'variant':<19}{'limit':>6}{'step ms':>9}{'speed-up':>10}{'simulated':>11}"
-          f"{'kept':>7}  {'peak units':<16}{'host us/task':>13}")
+    print(
+        f"{'variant':<19}{'limit':>6}{'step ms':>9}{'speed-up':>10}{'simulated':>11}"
+        f"{'kept':>7}  {'peak units':<16}{'host us/task':>13}"
+    )
     for row in table:
-        print(f"{row['variant']:<19}{row['limit']:>6}{row['step_ms']:>9.0f}"
-              f"{row['speed_up']:>10.3f}{row['simulated_speed_up']:>11.3f}"
-              f"{row['measured_over_simulated']:>7.3f}  {row['peak_units']!s:<16}"
-              f"{row['host_us_per_task']:>13.0f}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        print(
+            f"{row['variant']:<19}{row['limit']:>6}{row['step_ms']:>9.0f}"
+            f"{row['speed_up']:>10.3f}{row['simulated_speed_up']:>11.3f}"
+            f"{row['measured_over_simulated']:>7.3f}  {row['peak_units']!s:<16}"
+            f"{row['host_us_per_task']:>13.0f}"
+        )
 
 
 def main():
@@ -174,26 +171,17 @@ def main():
     arguments = parser.parse_args()
     if arguments.out is None:
         arguments.out = "readiness_balanced" if arguments.balanced else "readiness"
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    port = free_port()
-    ranks = [
-        context.Process(target=measure_rank, args=(rank, port, arguments, results))
-        for rank in range(NUM_RANKS)
-    ]
-    for process in ranks:
-        process.start()
-    rows = results.get(timeout=60 + arguments.rounds * 120)
-    for process in ranks:
-        process.join()
+    rows = run_ranks(measure_rank, NUM_RANKS, arguments, timeout_s=60 + arguments.rounds * 120)[0]
     table = summarise(rows)
     show(table)
     if arguments.out:
         record.write(arguments.out, {"arguments": vars(arguments), "table": table, "rows": rows})
     short = [r for r in table if r["measured_over_simulated"] < 0.95]
     for row in short:
-        print(f"{row['variant']} at limit {row['limit']} keeps only "
-              f"{row['measured_over_simulated']:.3f} of the simulated ratio, wanted 0.95")
+        print(
+            f"{row['variant']} at limit {row['limit']} keeps only "
+            f"{row['measured_over_simulated']:.3f} of the simulated ratio, wanted 0.95"
+        )
     return 1 if short else 0
 
 

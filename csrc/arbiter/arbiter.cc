@@ -258,7 +258,7 @@ bool Arbiter::would_precede(std::int32_t announced, std::int32_t chosen) const {
     case HintRule::kOrder: return stands_before;
     case HintRule::kOrderThenWeight: return before_weight || stands_before;
     case HintRule::kBackwardForward:
-    case HintRule::kRoundsByPosition: return true;
+    case HintRule::kRoundsByPosition: return before_weight || !second_half_;
     case HintRule::kForwardBackward: return before_weight || second_half_;
     case HintRule::kBackwardPriority: return true;
     case HintRule::kForwardPriority: return before_weight;

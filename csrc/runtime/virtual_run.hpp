@@ -27,11 +27,16 @@
 
 namespace rrfp {
 
+inline constexpr std::int64_t kNever = INT64_MAX;  // a message that is lost
+
 struct VirtualModel {
+  using ArrivalNs = std::function<std::int64_t(const Task& from, std::int32_t target_stage,
+                                               std::int64_t now_ns)>;
   std::function<std::int64_t(const Task&)> duration_ns;
   // When what `from` retired at now_ns reaches `target_stage` on another rank.
-  std::function<std::int64_t(const Task& from, std::int32_t target_stage, std::int64_t now_ns)>
-      arrival_ns;
+  ArrivalNs arrival_ns;
+  // When it does so once more, not before; kNever: it does not. May be empty.
+  ArrivalNs again_ns;
   // From the start of a task to the arrival of its announcement, where the plan waits.
   std::int64_t announcement_lag_ns = 0;
   // What earlier steps have taught, by rank, for this one to use and add to; null: nothing.
@@ -100,6 +105,7 @@ class VirtualRun {
     Task target{};                   // kArrival, kAnnouncement
     std::int32_t source_stage = -1;
     std::int64_t duration_ns = 0;    // kArrival: what it took; kAnnouncement: what it should
+    bool is_duplicate = false;       // kArrival
     bool operator<(const Event& other) const {  // priority_queue pops the greatest
       return at_ns != other.at_ns ? at_ns > other.at_ns : number > other.number;
     }
@@ -137,16 +143,37 @@ class VirtualRun {
         deliver(arrival);
         continue;
       }
-      arrival.at_ns = model_.arrival_ns(task, stage, event.at_ns);
-      RRFP_CHECK(arrival.at_ns >= event.at_ns, "the output of " + to_text(task) +
-                                                   " would arrive before it was sent");
-      push(arrival);
+      send(task, arrival);
     }
+  }
+
+  // `arrival.at_ns` is when it is sent.
+  void send(const Task& from, Event arrival) {
+    const std::int64_t now_ns = arrival.at_ns;
+    const std::int32_t stage = arrival.target.stage;
+    arrival.at_ns = model_.arrival_ns(from, stage, now_ns);
+    RRFP_CHECK(arrival.at_ns >= now_ns, "the output of " + to_text(from) +
+                                            " would arrive before it was sent");
+    if (arrival.at_ns == kNever) return;
+    push(arrival);
+    if (!model_.again_ns) return;
+    const std::int64_t again_ns = model_.again_ns(from, stage, now_ns);
+    if (again_ns == kNever) return;
+    RRFP_CHECK(again_ns >= arrival.at_ns, "the output of " + to_text(from) +
+                                              " would come again before it has come");
+    arrival.at_ns = again_ns;
+    arrival.is_duplicate = true;
+    push(arrival);
   }
 
   void deliver(const Event& event) {
     const Delivery delivery = engines_[event.rank]->deliver(event.target, event.source_stage,
                                                             nullptr, event.at_ns);
+    if (event.is_duplicate) {
+      RRFP_INVARIANT(delivery == Delivery::kDuplicate,
+                     "an input of " + to_text(event.target) + " was taken twice");
+      return;
+    }
     RRFP_INVARIANT(delivery == Delivery::kWaiting || delivery == Delivery::kReady,
                    "an input of " + to_text(event.target) + " was not taken");
     sender_took_ns_[event.rank][plan_->table(event.rank).local(event.target)] = event.duration_ns;

@@ -21,14 +21,27 @@ class Network {
     const std::int64_t latency_ns = options_.latency_ns(from, target_stage);
     RRFP_CHECK(latency_ns >= 0, "the message of " + to_text(from) + " to stage " +
                                     std::to_string(target_stage) + " would take a negative time");
+    ++result_.messages;
+    if (options_.is_lost && options_.is_lost(from, target_stage)) {
+      ++result_.lost;
+      return kNever;
+    }
     std::int64_t& latest_ns = latest_arrival_ns_[graph_.rank_of(from.stage) * graph_.num_ranks() +
                                                  graph_.rank_of(target_stage)];
     std::int64_t at_ns = now_ns + latency_ns;
     if (options_.fifo_links) at_ns = std::max(at_ns, latest_ns);
-    ++result_.messages;
     if (at_ns < latest_ns) ++result_.reordered;
     latest_ns = std::max(latest_ns, at_ns);
+    arrival_ns_ = at_ns;
     return at_ns;
+  }
+
+  // For the message that arrival_ns() was asked about last.
+  std::int64_t again_ns(const Task& from, std::int32_t target_stage) {
+    const std::int64_t after_ns = options_.again_after_ns(from, target_stage);
+    if (after_ns < 0) return kNever;
+    ++result_.duplicates;
+    return arrival_ns_ + after_ns;
   }
 
  private:
@@ -36,6 +49,7 @@ class Network {
   const WorldOptions& options_;
   WorldResult& result_;
   std::vector<std::int64_t> latest_arrival_ns_;  // by directed pair of ranks
+  std::int64_t arrival_ns_ = 0;
 };
 
 }  // namespace
@@ -48,6 +62,11 @@ WorldResult simulate(std::shared_ptr<const StepPlan> plan, const WorldOptions& o
   model.arrival_ns = [&](const Task& from, std::int32_t target_stage, std::int64_t now_ns) {
     return network.arrival_ns(from, target_stage, now_ns);
   };
+  if (options.again_after_ns) {
+    model.again_ns = [&](const Task& from, std::int32_t target_stage, std::int64_t) {
+      return network.again_ns(from, target_stage);
+    };
+  }
   model.announcement_lag_ns = options.announcement_lag_ns;
   model.times = options.times;
   model.on_choice = [&](std::int32_t, const Choice& choice) {

@@ -19,6 +19,10 @@ struct WorldOptions {
   std::function<std::int64_t(const Task& from, std::int32_t target_stage)> latency_ns;
   // Messages of one directed pair of ranks arrive in the order sent.
   bool fifo_links = false;
+  // How long after its arrival a message comes once more; -1: it does not. May be empty.
+  std::function<std::int64_t(const Task& from, std::int32_t target_stage)> again_after_ns;
+  // Whether a message is lost: the step cannot finish. May be empty.
+  std::function<bool(const Task& from, std::int32_t target_stage)> is_lost;
   // See VirtualModel.
   std::int64_t announcement_lag_ns = 0;
   std::vector<TaskTimes>* times = nullptr;
@@ -33,6 +37,8 @@ struct WorldResult {
   std::vector<std::int32_t> peak_units;      // per rank
   std::int64_t messages = 0;
   std::int64_t reordered = 0;    // arrive before one that was sent earlier on the same link
+  std::int64_t lost = 0;
+  std::int64_t duplicates = 0;
   std::int64_t limit_hits = 0;   // looks that found a forward held back by the limit alone
   std::int64_t slack_hits = 0;   // looks that found a task held back by the hint
   std::int64_t hint_waits = 0;   // looks that chose to wait for an announced task

@@ -16,13 +16,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
-import parity_late
 import torch
 import torch.distributed as dist
 from torch import nn
 
-PLAN = {"steps": 3, "microbatches": 4, "rank": 0, "step": 1, "microbatch": 2, "task_s": 0.0,
-        "stall_timeout_s": 20.0, "again": False, "options": {}}
+PLAN = {
+    "steps": 3,
+    "microbatches": 4,
+    "rank": 0,
+    "step": 1,
+    "microbatch": 2,
+    "task_s": 0.0,
+    "stall_timeout_s": 20.0,
+    "again": False,
+    "options": {},
+}
 RANK = 0
 STEP = [0]
 WIDTH = 4
@@ -131,8 +139,9 @@ def use_in_child():
     child = os.fork()
     if child == 0:
         try:
-            rrfp.run_pipeline([Stage(0)], [(torch.ones(1, WIDTH), 0)], [torch.ones(1, WIDTH)],
-                              loss_fn)
+            rrfp.run_pipeline(
+                [Stage(0)], [(torch.ones(1, WIDTH), 0)], [torch.ones(1, WIDTH)], loss_fn
+            )
         except rrfp.RrfpError as error:
             say("child refused", text=str(error))
             os._exit(7)
@@ -148,7 +157,10 @@ def is_dropped(rank, local):
     """The stall's seam: one forward's output is computed and never sent. A rank's forwards are
     its tasks 0 to M - 1."""
     return (PLAN["fault"], rank, STEP[0], local) == (
-        "drop", PLAN["rank"], PLAN["step"], PLAN["microbatch"]
+        "drop",
+        PLAN["rank"],
+        PLAN["step"],
+        PLAN["microbatch"],
     )
 
 
@@ -189,10 +201,17 @@ def train():
         try:
             train_step(stages, loader)
         except Exception as error:
-            attributes = {k: v for k, v in vars(error).items()
-                          if isinstance(v, (int, str, float, type(None)))}
-            say("error", type=type(error).__name__, text=str(error), attributes=attributes,
-                cause=repr(error.__cause__), threads=threading.active_count())
+            attributes = {
+                k: v for k, v in vars(error).items() if isinstance(v, (int, str, float, type(None)))
+            }
+            say(
+                "error",
+                type=type(error).__name__,
+                text=str(error),
+                attributes=attributes,
+                cause=repr(error.__cause__),
+                threads=threading.active_count(),
+            )
             if not PLAN["again"]:
                 raise
             PLAN["again"] = False
@@ -209,6 +228,8 @@ def main():
     say("ready")
     with contextlib.ExitStack() as stack:
         if PLAN["fault"] == "drop":
+            import parity_late  # imports rrfp, which the forking process must not have
+
             stack.enter_context(parity_late.late_runtimes(0, 0.0, is_dropped))
         train()
     if PLAN["mode"] == "processes" and PLAN["fault"] != "leave":

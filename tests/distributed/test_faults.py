@@ -41,9 +41,7 @@ def errors_of(ends, transcript, kind, skip=()):
 )
 def test_exception_reaches_every_rank(mode, kind, stage):
     """And afterwards the next step builds anew and trains."""
-    ends, orphans, transcript = run_job(
-        plan(f"raise-{kind}", mode=mode, rank=stage, again=True)
-    )
+    ends, orphans, transcript = run_job(plan(f"raise-{kind}", mode=mode, rank=stage, again=True))
     task = f"{stage}{'F' if kind != 'B' else 'B'}2"
     for error in errors_of(ends, transcript, "StageError"):
         assert f"broken on purpose in {kind} of stage {stage}" in error["text"], transcript

@@ -14,6 +14,7 @@ def unused_parameters(seed):
 
 def skipped_branch(seed):
     """For odd microbatches an output is never used: its gradient is None, and must arrive."""
+
     def two(self, x, m):
         return self.lin(x), x * self.vec, m
 
@@ -28,6 +29,7 @@ def skipped_branch(seed):
 
 def never_used_output(seed):
     """The next stage uses nothing of what it got: no gradient at all flows back."""
+
     def forget(self, x):
         return plain(self, torch.ones(3, W, dtype=torch.float64))
 
@@ -36,13 +38,20 @@ def never_used_output(seed):
 
 def output_used_by_nobody(seed):
     """One of two outputs is ignored in every microbatch: what made it keeps gradient None."""
-    return scenario([lambda s, x: (s.lin(x), x * s.vec), lambda s, a, b: (plain(s, a), b),
-                     lambda s, a, b: plain(s, a)], seed)
+    return scenario(
+        [
+            lambda s, x: (s.lin(x), x * s.vec),
+            lambda s, a, b: (plain(s, a), b),
+            lambda s, a, b: plain(s, a),
+        ],
+        seed,
+    )
 
 
 def gradient_that_is_shared(seed):
     """Input and parameter of equal size have one gradient; a parameter may take it over as its
     ``.grad`` and add to it while it is still on its way to the stage before, which is slow."""
+
     def slow(self, x):
         hidden = self.lin(x) * self.vec
         hidden.register_hook(lambda gradient: time.sleep(0.002))
@@ -58,6 +67,7 @@ def gradient_that_is_shared(seed):
 
 def in_place_first_layer(seed):
     """A stage that writes into what arrived, as nn.ReLU(inplace=True) does."""
+
     def writes(self, x):
         return self.lin(x.mul_(2).relu_())
 
@@ -86,21 +96,25 @@ def frozen_last(seed):
 
 def mixed_requires_grad(seed):
     """Whether an output needs a gradient differs by microbatch."""
+
     def maybe(self, x, m):
         hidden = plain(self, x)
         return (hidden if m % 2 else hidden.detach()), m
 
-    return scenario([maybe, lambda s, x, m: (plain(s, x), m), lambda s, x, m: plain(s, x)], seed,
-                    numbered=True)
+    return scenario(
+        [maybe, lambda s, x, m: (plain(s, x), m), lambda s, x, m: plain(s, x)], seed, numbered=True
+    )
 
 
 def returns_its_input(seed):
     """Identity stages, at the start and in the middle, and one output given twice."""
+
     def twice(self, x):
         return x, x
 
-    return scenario([lambda s, x: x, lambda s, x: plain(s, x), twice,
-                     lambda s, a, b: plain(s, a) + b * 2], seed)
+    return scenario(
+        [lambda s, x: x, lambda s, x: plain(s, x), twice, lambda s, a, b: plain(s, a) + b * 2], seed
+    )
 
 
 def returns_a_parameter(seed):
@@ -109,6 +123,7 @@ def returns_a_parameter(seed):
 
 def recomputed(seed):
     """Activation checkpointing inside the stages."""
+
     def wrapped(self, x):
         return checkpoint(lambda h: plain(self, h), x, use_reentrant=False)
 
@@ -117,26 +132,30 @@ def recomputed(seed):
 
 def saved_output(seed):
     """Outputs whose own backward needs their values (exp, sigmoid): nobody may touch them."""
-    return scenario([lambda s, x: s.lin(x).sigmoid(), lambda s, x: (s.lin(x) * 0.1).exp(),
-                     lambda s, x: s.lin(x).softmax(-1)], seed)
+    return scenario(
+        [
+            lambda s, x: s.lin(x).sigmoid(),
+            lambda s, x: (s.lin(x) * 0.1).exp(),
+            lambda s, x: s.lin(x).softmax(-1),
+        ],
+        seed,
+    )
 
 
 def hooks(seed):
     """Tensor and module hooks of the user fire, once per microbatch."""
     built = scenario([plain, plain, plain], seed)
     for stage in built.stages:
-        stage.lin.register_full_backward_hook(lambda m, gi, go: (gi[0] * 2 if gi[0] is not None
-                                                                 else None,))
+        stage.lin.register_full_backward_hook(
+            lambda m, gi, go: (gi[0] * 2 if gi[0] is not None else None,)
+        )
         stage.vec.register_hook(lambda g: g * 3)
     return built
 
 
-SCENARIOS = {
-    function.__name__: function
-    for function in [
-        unused_parameters, skipped_branch, never_used_output, output_used_by_nobody,
-        gradient_that_is_shared, in_place_first_layer,
-        frozen_middle, frozen_first, frozen_last, mixed_requires_grad, returns_its_input,
-        returns_a_parameter, recomputed, saved_output, hooks,
-    ]
-}
+_ALL = [
+    unused_parameters, skipped_branch, never_used_output, output_used_by_nobody,
+    gradient_that_is_shared, in_place_first_layer, frozen_middle, frozen_first, frozen_last,
+    mixed_requires_grad, returns_its_input, returns_a_parameter, recomputed, saved_output, hooks,
+]  # fmt: skip
+SCENARIOS = {function.__name__: function for function in _ALL}

@@ -63,9 +63,7 @@ def source(rank, **arguments):
 
 def options(name, values, words, **more):
     """One Bad per value of an option; each message must name the option and the value."""
-    return {
-        f"{name}={value!r:.40}": Bad({name: value}, [*words, name], **more) for value in values
-    }
+    return {f"{name}={value!r:.40}": Bad({name: value}, [*words, name], **more) for value in values}
 
 
 BAD = {
@@ -113,8 +111,10 @@ BAD = {
         ["num_microbatches"],
     ),
     "iterator ends early": Bad(
-        lambda r: {**source(r, microbatches=iter([(torch.ones(1, model.WIDTH), 0)] * 2)),
-                   "num_microbatches": 4},
+        lambda r: {
+            **source(r, microbatches=iter([(torch.ones(1, model.WIDTH), 0)] * 2)),
+            "num_microbatches": 4,
+        },
         ["2", "4"],
     ),
     "loss without targets": Bad({"targets": None}, ["targets"]),
@@ -152,12 +152,14 @@ BAD = {
     "no stages": Bad({"stages": []}, ["stages"], where="threads"),
     "stage twice": Bad(
         lambda r: {"stages": [model.RecordingStage(1, 0, torch.float64)] * 3},
-        ["twice"], where="threads",
+        ["twice"],
+        where="threads",
     ),
     "not a module": Bad({"stages": [3, 4]}, ["stages"], "TypeError", where="threads"),
     "stage missing in the dict": Bad(
         lambda r: {"stages": dict.fromkeys([0, 2], model.RecordingStage(1, 0, torch.float64))},
-        ["1"], where="threads",
+        ["1"],
+        where="threads",
     ),
     # Between processes only: ranks that disagree.
     "ranks disagree on hint": Bad(
@@ -183,7 +185,8 @@ BAD = {
     ),
     "microbatches on two ranks": Bad(
         on_rank(1, microbatches=[(torch.ones(1, model.WIDTH), 0)] * 4),
-        ["microbatches", "rank 1"], where="processes",
+        ["microbatches", "rank 1"],
+        where="processes",
     ),
     "wrong on one rank only": Bad(
         on_rank(1, slack=-4), ["slack", "-4", "rank 1"], where="processes"

@@ -187,15 +187,3 @@ def worker_group(num_ranks, distributed=True):
         _groups[key] = WorkerGroup(num_ranks, distributed)
         atexit.register(_groups[key].kill)
     return _groups[key]
-
-
-def run_everywhere(mode, num_ranks, function, *args, **options):
-    """``function`` in one process ("threads") or on num_ranks processes; a list of Answer.
-
-    In the first case the function is called with rank 0 of 1 and gets all stages.
-    """
-    if mode == "threads":
-        return worker_group(1, distributed=False).run(function, *args, **options)
-    return worker_group(num_ranks).run(function, *args, **options)
-
-

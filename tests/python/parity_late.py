@@ -11,6 +11,8 @@ import random
 import time
 from unittest import mock
 
+from rrfp import _C
+
 
 class LateRuntime:
     """Wraps a Runtime; ``drop(task_index)`` true: that output is never sent."""
@@ -53,8 +55,6 @@ class LateRuntime:
             post(*args)
 
     def claim(self, timeout_ms):
-        from rrfp import _C
-
         deadline = time.monotonic() + timeout_ms / 1000
         while self.pending:
             self.flush()
@@ -71,8 +71,6 @@ class LateRuntime:
 @contextlib.contextmanager
 def late_runtimes(seed, late_s=0.004, drop=lambda rank, local: False):
     """Pipelines built inside have late messages; yields the list of their runtimes."""
-    from rrfp import _C
-
     made = []
 
     def wrap(runtime):
@@ -82,8 +80,9 @@ def late_runtimes(seed, late_s=0.004, drop=lambda rank, local: False):
 
     local, connect = _C.make_local_runtimes, _C.connect
     with (
-        mock.patch.object(_C, "make_local_runtimes",
-                          lambda *a, **k: [wrap(r) for r in local(*a, **k)]),
+        mock.patch.object(
+            _C, "make_local_runtimes", lambda *a, **k: [wrap(r) for r in local(*a, **k)]
+        ),
         mock.patch.object(_C, "connect", lambda *a, **k: wrap(connect(*a, **k))),
     ):
         yield made

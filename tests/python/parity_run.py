@@ -8,6 +8,8 @@ import parity_late
 import parity_model as model
 import torch
 
+import rrfp
+
 BOUND = {"float64": 1e-10, "float32": 1e-5}
 
 
@@ -52,8 +54,6 @@ def step_options(case, costs):
 
 def run_rank(rank, num_ranks, case):
     """What a worker process does: its stages, all steps, and everything worth comparing."""
-    import rrfp
-
     everything = build_stages(case)
     own = everything if case.mode == "threads" else {rank: everything[rank]}
     owned = range(case.num_ranks) if case.mode == "threads" else [rank]
@@ -109,8 +109,9 @@ def reference(case):
         )
         raw = model.plain_loop(stages, inputs, targets, model.squared_error, factors_of(case)[0])
         losses.append([x.item() for x in raw])
-    gradients = {f"{s}.{n}": p.grad
-                 for s, stage in enumerate(stages) for n, p in stage.named_parameters()}
+    gradients = {
+        f"{s}.{n}": p.grad for s, stage in enumerate(stages) for n, p in stage.named_parameters()
+    }
     return gradients, losses
 
 

@@ -68,8 +68,9 @@ def squared_error(output, target):
     return (first_tensor(output) - target).square().sum()
 
 
-def scenario(bodies, seed, count=5, steps=1, lengths=None, dtype=torch.float64, numbered=False,
-             **options):
+def scenario(
+    bodies, seed, count=5, steps=1, lengths=None, dtype=torch.float64, numbered=False, **options
+):
     """A chain of the given stage bodies over random rows, ``count`` microbatches a step."""
     data = Data(seed)
     batches = []
@@ -90,6 +91,7 @@ def plain(self, x):
 
 def views(seed):
     """Outputs that are views of something larger."""
+
     def shifted(self, x):
         return torch.tanh(self.lin(x)).repeat(2, 1)[1 : 1 + len(x)]
 
@@ -102,6 +104,7 @@ def views(seed):
 
 def chunks(seed):
     """torch.chunk: outputs that share one storage, and a multi-output view node."""
+
     def split(self, x):
         return torch.chunk(self.lin(x), 2, dim=-1)
 
@@ -113,6 +116,7 @@ def chunks(seed):
 
 def expanded(seed):
     """Outputs with stride 0: more elements than storage."""
+
     def widen(self, x):
         return self.lin(x)[:, :1].expand(-1, W), self.vec.expand(len(x), W)
 
@@ -146,6 +150,7 @@ def none_in_the_tree(seed):
 
 def dictionaries(seed):
     """A dict is one argument, and keeps its keys and their order."""
+
     def produce(self, x):
         return {"z": self.lin(x), "a": {"inner": x * self.vec}, "n": 3}
 
@@ -158,6 +163,7 @@ def dictionaries(seed):
 
 def nested_and_picklable(seed):
     """Lists stay lists, tuples tuples, named tuples their class; small values travel along."""
+
     def produce(self, x):
         return [Pair(self.lin(x), (x * self.vec, [x])), "text", 1.5, {"k": (1, None)}]
 
@@ -175,12 +181,19 @@ def nested_and_picklable(seed):
 
 
 def one_element_tuple(seed):
-    return scenario([lambda s, x: (plain(s, x),), lambda s, x: [plain(s, x)],
-                     lambda s, items: plain(s, items[0])], seed)
+    return scenario(
+        [
+            lambda s, x: (plain(s, x),),
+            lambda s, x: [plain(s, x)],
+            lambda s, items: plain(s, items[0]),
+        ],
+        seed,
+    )
 
 
 def zero_size(seed):
     """Empty tensors travel, also as whole microbatches."""
+
     def produce(self, x):
         return plain(self, x), x.new_zeros(0, W) * self.vec, x.new_zeros(0, dtype=torch.int32)
 
@@ -188,16 +201,25 @@ def zero_size(seed):
         assert empty.shape == (0, W) and ints.shape == (0,) and ints.dtype == torch.int32
         return plain(self, x), empty.sum()
 
-    return scenario([produce, middle, lambda s, x, total: plain(s, x) + total], seed,
-                    lengths=lambda step: [2, 0, 1, 0, 3])
+    return scenario(
+        [produce, middle, lambda s, x, total: plain(s, x) + total],
+        seed,
+        lengths=lambda step: [2, 0, 1, 0, 3],
+    )
 
 
 def zero_dimensional(seed):
     def produce(self, x):
         return self.lin(x).sum(), torch.tensor(2, dtype=torch.int8), x
 
-    return scenario([produce, lambda s, a, b, x: (a * b + s.vec.sum(), plain(s, x)),
-                     lambda s, a, x: plain(s, x) * a], seed)
+    return scenario(
+        [
+            produce,
+            lambda s, a, b, x: (a * b + s.vec.sum(), plain(s, x)),
+            lambda s, a, x: plain(s, x) * a,
+        ],
+        seed,
+    )
 
 
 def half_precision(seed, dtype):
@@ -226,24 +248,36 @@ def non_contiguous(seed):
     def strided(self, x):
         return self.lin(x).repeat(1, 2)[:, ::2], x.flip(0).t().mul(self.vec[:, None])
 
-    return scenario([strided, lambda s, a, b: plain(s, a + b.t()).t(),
-                     lambda s, x: plain(s, x.t())], seed)
+    return scenario(
+        [strided, lambda s, a, b: plain(s, a + b.t()).t(), lambda s, x: plain(s, x.t())], seed
+    )
 
 
 def changing_shapes(seed):
     """Rows and rank of the boundary differ by microbatch and by step."""
+
     def reshape(self, x):
         hidden = plain(self, x)
         return hidden.reshape(-1) if len(x) % 2 else hidden[None]
 
-    return scenario([reshape, lambda s, x: plain(s, x.reshape(-1, W)), plain], seed, steps=3,
-                    lengths=lambda step: [1 + (3 * m + step) % 5 for m in range(3 + step)])
+    return scenario(
+        [reshape, lambda s, x: plain(s, x.reshape(-1, W)), plain],
+        seed,
+        steps=3,
+        lengths=lambda step: [1 + (3 * m + step) % 5 for m in range(3 + step)],
+    )
 
 
 def keyword_arguments(seed):
     data = Data(seed + 1)
-    masked = scenario([lambda s, x, mask, gain=1.0: plain(s, x * mask) * gain, plain,
-                       lambda s, x, mask=None: plain(s, x) if mask is None else x * mask], seed)
+    masked = scenario(
+        [
+            lambda s, x, mask, gain=1.0: plain(s, x * mask) * gain,
+            plain,
+            lambda s, x, mask=None: plain(s, x) if mask is None else x * mask,
+        ],
+        seed,
+    )
     masked.stage_kwargs = {
         0: [{"mask": data.rows(3), "gain": float(m)} for m in range(5)],
         2: [{"mask": data.rows(3)} if m % 2 else {} for m in range(5)],
@@ -258,11 +292,9 @@ def list_input(seed):
     return built
 
 
-SCENARIOS = {
-    function.__name__: function
-    for function in [
-        views, chunks, expanded, integers_and_bools, none_in_the_tree, dictionaries,
-        nested_and_picklable, one_element_tuple, zero_size, zero_dimensional, bfloat16, float16,
-        complex_numbers, non_contiguous, changing_shapes, keyword_arguments, list_input,
-    ]
-}
+_ALL = [
+    views, chunks, expanded, integers_and_bools, none_in_the_tree, dictionaries,
+    nested_and_picklable, one_element_tuple, zero_size, zero_dimensional, bfloat16, float16,
+    complex_numbers, non_contiguous, changing_shapes, keyword_arguments, list_input,
+]  # fmt: skip
+SCENARIOS = {function.__name__: function for function in _ALL}

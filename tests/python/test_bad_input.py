@@ -9,16 +9,15 @@ import parity_bad
 import parity_model as model
 import pytest
 import torch
-from parity_group import worker_group
+from parity_group import describe, worker_group
+
+import rrfp
 
 MODES = ["threads", "processes"]
 
 
 def call_twice(rank, num_ranks, mode, name):
     """The bad call, then the good one with the same modules: (error, calls, gradients)."""
-    import rrfp
-    from parity_group import describe
-
     place = None if mode == "threads" else rank
     stages, good = parity_bad.good_call(place)
     bad = {**good, **parity_bad.BAD[name].arguments(place)}
@@ -41,9 +40,7 @@ def call_twice(rank, num_ranks, mode, name):
 def reference():
     stages, good = parity_bad.good_call(None)
     factors = [1 / parity_bad.NUM_MICROBATCHES] * parity_bad.NUM_MICROBATCHES
-    model.plain_loop(
-        stages, good["microbatches"], good["targets"], model.squared_error, factors
-    )
+    model.plain_loop(stages, good["microbatches"], good["targets"], model.squared_error, factors)
     return {f"{s}.{n}": p.grad for s, m in enumerate(stages) for n, p in m.named_parameters()}
 
 
@@ -51,9 +48,7 @@ def cases(mode):
     return [n for n, bad in parity_bad.BAD.items() if bad.where in ("both", mode)]
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"), [(mode, name) for mode in MODES for name in cases(mode)]
-)
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode in MODES for name in cases(mode)])
 def test_refused(mode, name):
     bad = parity_bad.BAD[name]
     group = worker_group(1, False) if mode == "threads" else worker_group(parity_bad.NUM_RANKS)
@@ -72,9 +67,6 @@ def test_refused(mode, name):
 
 def run_losses(rank, num_ranks, mode, kind):
     """A loss that only shows what is wrong with it when it is computed, or before."""
-    import rrfp
-    from parity_group import describe
-
     place = None if mode == "threads" else rank
     stages, good = parity_bad.good_call(place)
     losses = {
@@ -122,6 +114,39 @@ def test_unusable_loss(mode, kind, words):
             assert error.error_type == "ValueError"
     if kind == "no_grad":
         assert len({error.error_text for error, _ in answers}) == 1
+
+
+class StaticStage(model.RecordingStage):
+    """Copies every output into one tensor, as a CUDA graph does."""
+
+    def forward(self, hidden, microbatch):
+        output, _ = super().forward(hidden[:1], microbatch)
+        if microbatch == 0:
+            self.kept = [torch.zeros_like(output)]
+        return self.kept[0].detach().copy_(output.detach()).requires_grad_(), microbatch
+
+
+def run_static(rank, num_ranks, mode):
+    place = None if mode == "threads" else rank
+    stages, good = parity_bad.good_call(place)
+    if place in (None, 0):
+        good["stages"][0] = StaticStage(5, 0, torch.float64)
+    try:
+        rrfp.run_pipeline(**good, hint="gpipe", max_in_flight=4)
+    except Exception as caught:
+        return describe(caught)
+    return None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_buffer_for_two_microbatches(mode):
+    """Never silently wrong: the second microbatch would overwrite the first one's output."""
+    group = worker_group(1, False) if mode == "threads" else worker_group(parity_bad.NUM_RANKS)
+    for error in group.values(run_static, mode):
+        assert error is not None
+        assert error.error_type == "StageError"
+        assert "stage 0 returned the same memory" in error.error_text
+        assert error.error_attributes["task"] == "0F1"
 
 
 def test_refusals_are_many():

@@ -12,6 +12,8 @@ import parity_scenarios
 import pytest
 from parity_group import worker_group
 
+import rrfp
+
 SCENARIOS = {**parity_scenarios.SCENARIOS, **parity_autograd.SCENARIOS}
 SETTINGS = {
     "default": {},
@@ -23,8 +25,6 @@ SETTINGS = {
 
 def run_rank(rank, num_ranks, name, mode, setting):
     """Gradients, parameter names and losses of what this process owns."""
-    import rrfp
-
     built = SCENARIOS[name](11)
     count = len(built.stages)
     owned = range(count) if mode == "threads" else [rank]
@@ -65,8 +65,9 @@ def reference(name):
             loss.backward()
             raw.append(loss.double().item())
         losses.append(raw)
-    gradients = {f"{s}.{n}": p.grad for s, m in enumerate(built.stages)
-                 for n, p in m.named_parameters()}
+    gradients = {
+        f"{s}.{n}": p.grad for s, m in enumerate(built.stages) for n, p in m.named_parameters()
+    }
     return gradients, losses, built.tolerance
 
 

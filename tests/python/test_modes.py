@@ -13,6 +13,8 @@ import pytest
 import torch
 from parity_group import worker_group
 
+import rrfp
+
 MODES = pytest.mark.parametrize("mode", ["threads", "processes"])
 P, M = 3, 4
 
@@ -38,8 +40,6 @@ class Setup:
         return inputs, targets
 
     def call(self, inputs, targets, loss_fn=model.squared_error, **options):
-        import rrfp
-
         return rrfp.run_pipeline(
             self.stages,
             inputs if 0 in self.owned else None,
@@ -65,9 +65,7 @@ def run_autocast(rank, num_ranks, mode):
         setup.all[s].mix.register_forward_hook(lambda m, i, o: seen.append(o.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = setup.call(inputs, targets, hint="1f1b", slack=0).losses
-        expected = model.plain_loop(
-            setup.plain, inputs, targets, model.squared_error, [1 / M] * M
-        )
+        expected = model.plain_loop(setup.plain, inputs, targets, model.squared_error, [1 / M] * M)
     assert set(seen) == {torch.bfloat16}
     setup.check(1e-5)
     if losses is not None:
@@ -142,8 +140,9 @@ def run_forward_only(rank, num_ranks, mode, grad_mode):
     inputs, targets = setup.batch(0)
     for s in setup.owned:
         setup.all[s].eval()
-    with {"no_grad": torch.no_grad, "inference": torch.inference_mode,
-          "grad": torch.enable_grad}[grad_mode]():
+    with {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}[
+        grad_mode
+    ]():
         result = setup.call(inputs, targets, forward_only=True, return_outputs=True)
         alone = setup.call(inputs, None, None, forward_only=True, return_outputs=True)
     assert all(p.grad is None for s in setup.owned for p in setup.all[s].parameters())
@@ -174,8 +173,12 @@ def run_changing_steps(rank, num_ranks, mode):
     plain_step = torch.optim.AdamW([p for s in setup.plain for p in s.parameters()], lr=0.05)
     step = torch.optim.AdamW([p for s in setup.owned for p in setup.all[s].parameters()], lr=0.05)
     settings = [
-        (4, {}), (1, {"hint": "gpipe"}), (7, {"hint": "1f1b", "slack": 0}),
-        (7, {"max_in_flight": 1}), (2, {"microbatch_order": [1, 0]}), (5, {"hint": "f-priority"}),
+        (4, {}),
+        (1, {"hint": "gpipe"}),
+        (7, {"hint": "1f1b", "slack": 0}),
+        (7, {"max_in_flight": 1}),
+        (2, {"microbatch_order": [1, 0]}),
+        (5, {"hint": "f-priority"}),
     ]
     for index, (count, options) in enumerate(settings):
         inputs, targets = setup.batch(index, count)
@@ -211,8 +214,14 @@ def run_many_steps(rank, num_ranks, mode, steps):
             stage.log.clear()
         if index in (steps // 4, steps - 1):
             gc.collect()
-            samples.append((len(os.listdir("/proc/self/fd")), threading.active_count(),
-                            len(os.listdir("/proc/self/task")), resident_kib()))
+            samples.append(
+                (
+                    len(os.listdir("/proc/self/fd")),
+                    threading.active_count(),
+                    len(os.listdir("/proc/self/task")),
+                    resident_kib(),
+                )
+            )
     return samples
 
 
@@ -250,8 +259,14 @@ def run_metrics(rank, num_ranks, mode, broadcast):
         loss = model.squared_error(output, target)
         return loss, {"rows": len(target), "microbatch": output[1]}
 
-    result = setup.call(iter(inputs), iter(targets), loss_fn, num_microbatches=M,
-                        broadcast_loss=broadcast, microbatch_order=[3, 1, 2, 0])
+    result = setup.call(
+        iter(inputs),
+        iter(targets),
+        loss_fn,
+        num_microbatches=M,
+        broadcast_loss=broadcast,
+        microbatch_order=[3, 1, 2, 0],
+    )
     expected = model.plain_loop(setup.plain, inputs, targets, model.squared_error, [1 / M] * M)
     setup.check()
     if P - 1 in setup.owned or broadcast:

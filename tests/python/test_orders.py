@@ -14,41 +14,41 @@ import pytest
 import torch
 from parity_group import worker_group
 
+import rrfp
 
-def run_rank(rank, num_ranks, mode, p, m, delays, options, steps=1):
-    """Logs of the owned stages, losses, and peak units by the stages' own records."""
-    import rrfp
 
+def run_rank(rank, num_ranks, mode, p, m, delays, options):
+    """Logs of the owned stages, and the losses where they are known."""
     stages = [
         model.RecordingStage(
-            7, s, torch.float64, model.make_delays(random.Random(delays).randrange(99), s, m,
-                                                   "random" if delays else "none")
+            7,
+            s,
+            torch.float64,
+            model.make_delays(
+                random.Random(delays).randrange(99), s, m, "random" if delays else "none"
+            ),
         )
         for s in range(p)
     ]
     owned = range(p) if mode == "threads" else [rank]
     own = stages if mode == "threads" else {rank: stages[rank]}
     inputs, targets, costs = model.make_batch(3, 0, m, torch.float64)
-    losses = None
-    for _ in range(steps):
-        for stage in stages:
-            stage.log.clear()
-        result = rrfp.run_pipeline(
-            own,
-            inputs if 0 in owned else None,
-            targets if p - 1 in owned else None,
-            model.squared_error,
-            costs=costs,
-            stall_timeout_s=30.0,
-            **options,
-        )
-        losses = result.losses and [x.item() for x in result.losses]
+    result = rrfp.run_pipeline(
+        own,
+        inputs if 0 in owned else None,
+        targets if p - 1 in owned else None,
+        model.squared_error,
+        costs=costs,
+        stall_timeout_s=30.0,
+        **options,
+    )
+    losses = result.losses and [x.item() for x in result.losses]
     return {s: stages[s].log for s in owned}, losses
 
 
-def run(mode, p, m, delays=0, steps=1, **options):
+def run(mode, p, m, delays=0, **options):
     group = worker_group(1, False) if mode == "threads" else worker_group(p)
-    answers = group.values(run_rank, mode, p, m, delays, options, steps)
+    answers = group.values(run_rank, mode, p, m, delays, options)
     logs = {s: log for part, _ in answers for s, log in part.items()}
     return [logs[s] for s in range(p)], answers[-1][1]
 
@@ -104,8 +104,11 @@ def test_slack_bounds_overtaking(mode, hint, slack):
     for delays in (1, 2, 3):
         logs, _ = run(mode, p, m, delays=delays, hint=hint, slack=slack, max_in_flight=64)
         for stage, log in enumerate(logs):
-            order = (model.gpipe_texts(stage, range(m)) if hint == "gpipe"
-                     else model.one_f_one_b_texts(stage, p, range(m)))
+            order = (
+                model.gpipe_texts(stage, range(m))
+                if hint == "gpipe"
+                else model.one_f_one_b_texts(stage, p, range(m))
+            )
             left = list(order)
             for text in log:
                 if "F" in text:
@@ -116,8 +119,14 @@ def test_slack_bounds_overtaking(mode, hint, slack):
 
 @MODES
 @pytest.mark.parametrize(
-    ("limit", "allowed"), [(1, [1, 1, 1]), ([3, 1, 2], [3, 1, 2]), ("1f1b+2", [5, 4, 3]),
-                           (None, [3, 3, 3]), (50, [50, 50, 50])],
+    ("limit", "allowed"),
+    [
+        (1, [1, 1, 1]),
+        ([3, 1, 2], [3, 1, 2]),
+        ("1f1b+2", [5, 4, 3]),
+        (None, [3, 3, 3]),
+        (50, [50, 50, 50]),
+    ],
 )
 @pytest.mark.parametrize("hint", ["f-priority", "gpipe", "bf", "auto"])
 def test_limit_is_kept_and_used(mode, hint, limit, allowed):
@@ -155,7 +164,7 @@ def test_backward_forward_alternates():
     for delays in (1, 2, 3):
         log = run("threads", 2, 12, delays=delays, hint="bf", slack=None, max_in_flight=6)[0][0]
         last_forward = max(i for i, text in enumerate(log) if text[1] == "F")
-        pairs = zip(log[:last_forward], log[1:last_forward + 1], strict=True)
+        pairs = zip(log[:last_forward], log[1 : last_forward + 1], strict=True)
         assert not [pair for pair in pairs if pair[0][1] == pair[1][1] == "B"], log
 
 
@@ -172,7 +181,7 @@ def test_losses_in_the_callers_order(mode, order):
 
 @MODES
 def test_readiness_overtakes_a_late_microbatch(mode):
-    """One forward of 80 ms on the last rank's side: at slack None later work goes first."""
+    """The first forward of rank 1 waits for a slow one of rank 0: later work goes first."""
     logs = {}
     for slack in (0, None):
         group = worker_group(1, False) if mode == "threads" else worker_group(2)
@@ -186,18 +195,20 @@ def test_readiness_overtakes_a_late_microbatch(mode):
 
 
 def run_late(rank, num_ranks, mode, slack):
-    """Microbatch 0 is last in rank 0's order, first in rank 1's."""
-    import rrfp
-
-    stages = [model.RecordingStage(7, s, torch.float64) for s in range(2)]
+    """With slack None microbatch 0 is last in rank 0's order, and slow; in rank 1's it is first."""
+    stages = [model.RecordingStage(7, s, torch.float64, {("F", 0): 0.2 * (s == 0)}) for s in (0, 1)]
     inputs, targets, _ = model.make_batch(3, 0, 4, torch.float64)
     first = [1, 2, 3, 0] if slack is None else [0, 1, 2, 3]
     order = [f"0F{m}" for m in first] + [f"0B{m}" for m in range(4)]
     order += model.gpipe_texts(1, range(4))
     own = stages if mode == "threads" else {rank: stages[rank]}
     rrfp.run_pipeline(
-        own, inputs if mode == "threads" or rank == 0 else None,
-        targets if mode == "threads" or rank == 1 else None, model.squared_error,
-        hint=order, slack=slack, max_in_flight=4,
+        own,
+        inputs if mode == "threads" or rank == 0 else None,
+        targets if mode == "threads" or rank == 1 else None,
+        model.squared_error,
+        hint=order,
+        slack=slack,
+        max_in_flight=4,
     )
     return [stage.log for stage in (stages if mode == "threads" else [stages[rank]])]

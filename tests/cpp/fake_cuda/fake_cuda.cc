@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -27,10 +28,12 @@ constexpr int kNumDevices = 2;
 
 thread_local int current_device = 0;
 
-struct FakeEvent {
+// Shared with the work that was enqueued: an event may be destroyed before it has passed.
+struct EventState {
   std::atomic<std::uint64_t> recorded{0};
   std::atomic<std::uint64_t> passed{0};
 };
+using FakeEvent = std::shared_ptr<EventState>;
 
 FakeEvent& event_of(cudaEvent_t event) { return *reinterpret_cast<FakeEvent*>(event); }
 
@@ -173,7 +176,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent);
+  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent(std::make_shared<EventState>()));
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -181,19 +184,19 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  FakeEvent& of = event_of(event);
-  const std::uint64_t number = ++of.recorded;
-  stream_of(stream).enqueue([&of, number] { of.passed = number; });
+  const FakeEvent of = event_of(event);
+  const std::uint64_t number = ++of->recorded;
+  stream_of(stream).enqueue([of, number] { of->passed = number; });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event_of(event).passed == event_of(event).recorded ? cudaSuccess : cudaErrorNotReady;
+  return event_of(event)->passed == event_of(event)->recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  FakeEvent& of = event_of(event);
-  const std::uint64_t number = of.recorded;
-  stream_of(stream).enqueue([&of, number] {
-    while (of.passed < number) std::this_thread::yield();
+  const FakeEvent of = event_of(event);
+  const std::uint64_t number = of->recorded;
+  stream_of(stream).enqueue([of, number] {
+    while (of->passed < number) std::this_thread::yield();
   });
   return cudaSuccess;
 }

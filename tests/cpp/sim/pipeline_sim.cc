@@ -1,8 +1,11 @@
 // Thousands of seeded steps of the simulated world, each judged by checkers that share no code
 // with the engine; and broken engines, each of which the checkers must find.
 //
-//   pipeline_sim [seeds]     or RRFP_SEEDS; 1,000 by default. RRFP_SEED is the first one.
+//   pipeline_sim [seeds]     or RRFP_SEEDS; 20,000 by default. RRFP_SEED is the first one.
 #include <cstdlib>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "check.hpp"
 #include "random_step.hpp"
@@ -13,14 +16,16 @@ using namespace rrfp::test;
 
 namespace {
 
-std::int64_t num_seeds = 1000;
-constexpr std::int64_t kMutantSeeds = 300;
+std::int64_t num_seeds = 20000;
+constexpr std::int64_t kMutantSeeds = 2000;
 
 sim::WorldOptions world_of(const RandomStep& step) {
   sim::WorldOptions world;
   world.duration_ns = [&](const Task& task) { return step.duration_ns(task); };
   world.latency_ns = [&](const Task& from, std::int32_t) { return step.latency_ns(from); };
   world.fifo_links = step.fifo_links();
+  world.announcement_lag_ns = step.announcement_lag_ns();
+  world.again_after_ns = [&](const Task& from, std::int32_t) { return step.again_after_ns(from); };
   return world;
 }
 
@@ -69,26 +74,111 @@ struct LooksAway : StepEngine {
   std::int64_t num_looks = 0;
 };
 
+// Hands one message to another microbatch's task.
+struct WrongMicrobatch : StepEngine {
+  using StepEngine::StepEngine;
+  Delivery deliver(const Task& target, std::int32_t source, void* payload, std::int64_t now_ns) {
+    Task other = target;
+    other.microbatch = (target.microbatch + 1) % plan().num_microbatches();
+    const bool strikes = ++num_deliveries == mutant_seed % 5 + 1;
+    const Delivery delivery =
+        StepEngine::deliver(strikes ? other : target, source, payload, now_ns);
+    return delivery == Delivery::kDuplicate ? Delivery::kWaiting : delivery;
+  }
+  std::int64_t num_deliveries = 0;
+};
+
+// Goes on waiting after the announced task is overdue.
+struct WaitsForTheOverdue : StepEngine {
+  using StepEngine::StepEngine;
+  Choice claim(std::int64_t now_ns) {
+    Choice choice = StepEngine::claim(now_ns);
+    if (choice.wait_until_ns != 0) choice.wait_until_ns += 100000000;
+    return choice;
+  }
+};
+
 // Runs the step with the engine, the plan and a share of the latencies; the checkers see the
-// step as it was meant.
+// step as it was meant. `spoil` may change the schedule that is judged.
 template <class Engine>
 std::string judge(const RandomStep& step, std::shared_ptr<const StepPlan> used_plan,
-                  double share_of_latency = 1.0) {
+                  double share_of_latency = 1.0,
+                  const std::function<void(Schedule&)>& spoil = {}) {
   std::map<std::pair<std::int32_t, std::int32_t>, std::int64_t> latest_ns;
   VirtualModel model;
   model.duration_ns = [&](const Task& task) { return step.duration_ns(task); };
   model.arrival_ns = [&](const Task& from, std::int32_t target, std::int64_t now_ns) {
     const double latency_ns = share_of_latency * static_cast<double>(step.latency_ns(from));
     std::int64_t at_ns = now_ns + static_cast<std::int64_t>(latency_ns);
-    std::int64_t& link_ns = latest_ns[{from.stage, target}];
+    std::int64_t& link_ns = latest_ns[{step.rank_of(from.stage), step.rank_of(target)}];
     if (step.fifo_links()) at_ns = std::max(at_ns, link_ns);
     return link_ns = std::max(link_ns, at_ns), at_ns;
   };
   VirtualOutcome outcome = run_virtually<Engine>(used_plan, model);
   const auto meant_plan = step.plan();
-  const Schedule schedule{outcome.finished, std::move(outcome.ranks),
-                          std::move(outcome.peak_units)};
+  Schedule schedule{outcome.finished, std::move(outcome.ranks), std::move(outcome.peak_units)};
+  if (spoil) spoil(schedule);
   return StepChecker(step, *meant_plan, schedule).verdict();
+}
+
+// Exchanges the places of the first W and its I.
+void run_weight_first(Schedule& schedule) {
+  for (auto& ran : schedule.ranks) {
+    const auto weight = std::find_if(ran.begin(), ran.end(), [](const VirtualTask& task) {
+      return task.task.kind == TaskKind::kWeightGrad;
+    });
+    if (weight == ran.end()) continue;
+    const Task input_grad{weight->task.stage, TaskKind::kInputGrad, weight->task.microbatch};
+    const auto before = std::find_if(ran.begin(), ran.end(), [&](const VirtualTask& task) {
+      return task.task == input_grad;
+    });
+    return std::swap(before->task, weight->task);
+  }
+}
+
+// What the seeds met, so that a run can show that it saw all of it.
+struct Counts {
+  std::map<std::string, std::int64_t> of;
+  void add(const RandomStep& step, const StepPlan& plan, const sim::WorldResult& world) {
+    of["messages"] += world.messages;
+    of["reordered"] += world.reordered;
+    of["duplicates"] += world.duplicates;
+    of["lost"] += world.lost;
+    of["limit hits"] += world.limit_hits;
+    of["slack hits"] += world.slack_hits;
+    of["hint waits"] += world.hint_waits;
+    of["overtakes"] += world.overtakes;
+    of["split steps"] += plan.split_backward();
+    of["steps with chunks"] += step.num_chunks() > 1;
+    of["steps with W in order"] += step.options().weight_in_order;
+  }
+  void print() const {
+    std::string text;
+    for (const auto& [name, count] : of) text += ", " + std::to_string(count) + " " + name;
+    std::printf("  %lld seeds%s\n", static_cast<long long>(num_seeds), text.c_str());
+  }
+};
+
+// Empty, or what is wrong with the step of the seed, in words.
+std::string run_seed(std::uint64_t seed, bool loses_a_message, Counts& counts) {
+  const RandomStep step(seed);
+  const auto plan = step.plan();
+  sim::WorldOptions world = world_of(step);
+  std::int64_t num_sent = 0;
+  std::optional<Task> lost;
+  if (loses_a_message) {
+    world.is_lost = [&](const Task& from, std::int32_t) {
+      if (++num_sent != static_cast<std::int64_t>(seed % 9 + 1)) return false;
+      lost = from;
+      return true;
+    };
+  }
+  sim::WorldResult result = sim::simulate(plan, world);
+  counts.add(step, *plan, result);
+  const Schedule schedule{result.finished, std::move(result.ranks), std::move(result.peak_units)};
+  const std::string wrong = StepChecker(step, *plan, schedule).verdict(lost);
+  return wrong.empty() ? "" : "seed " + std::to_string(seed) + ": " + wrong + " (" + step.text() +
+                                  ")";
 }
 
 template <class Judge>
@@ -107,29 +197,15 @@ void find_mutant(const char* name, Judge judge_seed) {
 }  // namespace
 
 TEST_CASE(random_steps_keep_every_promise) {
-  std::int64_t messages = 0, reordered = 0, limit_hits = 0, slack_hits = 0, overtakes = 0;
+  Counts counts;
   for (std::int64_t i = 0; i < num_seeds; ++i) {
-    const RandomStep step(seed() + i);
-    const auto plan = step.plan();
-    sim::WorldResult world = sim::simulate(plan, world_of(step));
-    const Schedule schedule{world.finished, std::move(world.ranks), std::move(world.peak_units)};
-    const std::string wrong = StepChecker(step, *plan, schedule).verdict();
-    if (!wrong.empty()) {
-      fail(__FILE__, __LINE__, "seed " + std::to_string(seed() + i) + ": " + wrong + " (" +
-                                   step.text() + ")");
-    }
-    messages += world.messages;
-    reordered += world.reordered;
-    limit_hits += world.limit_hits;
-    slack_hits += world.slack_hits;
-    overtakes += world.overtakes;
+    const std::string wrong = run_seed(seed() + i, i % 10 == 9, counts);
+    if (!wrong.empty()) fail(__FILE__, __LINE__, wrong);
   }
-  std::printf("  %lld seeds: %lld messages, %lld reordered, %lld limit hits, %lld slack hits, "
-              "%lld overtakes\n",
-              static_cast<long long>(num_seeds), static_cast<long long>(messages),
-              static_cast<long long>(reordered), static_cast<long long>(limit_hits),
-              static_cast<long long>(slack_hits), static_cast<long long>(overtakes));
-  CHECK(messages > 0 && reordered > 0 && limit_hits > 0 && slack_hits > 0 && overtakes > 0);
+  counts.print();
+  for (const auto& [name, count] : counts.of) {
+    if (count == 0 && num_seeds >= 1000) fail(__FILE__, __LINE__, "no seed had any " + name);
+  }
 }
 
 TEST_CASE(a_step_is_a_function_of_its_seed) {
@@ -170,15 +246,34 @@ TEST_CASE(checkers_find_every_mutant) {
   });
   find_mutant("slack plus one", [](const RandomStep& step) {
     StepOptions options = step.options();
-    if (options.slack == kUnlimited) return std::string();
+    if (options.slack < 0) return std::string();
     ++options.slack;
     return judge<StepEngine>(step, step.plan_with(options));
   });
   find_mutant("ignores the limit", [](const RandomStep& step) {
     StepOptions options = step.options();
     if (options.slack == 0 || options.limits.empty()) return std::string();
-    options.limits.assign(step.num_ranks(), step.num_microbatches());
+    options.limits.assign(step.num_ranks(), step.num_microbatches() * step.num_chunks());
     return judge<StepEngine>(step, step.plan_with(options));
+  });
+  find_mutant("leaks one unit", [](const RandomStep& step) {
+    StepOptions options = step.options();
+    for (std::int32_t& limit : options.limits) ++limit;
+    return judge<StepEngine>(step, step.plan_with(options));
+  });
+  find_mutant("weights out of order", [](const RandomStep& step) {
+    StepOptions options = step.options();
+    options.weight_in_order = false;
+    return judge<StepEngine>(step, step.plan_with(options));
+  });
+  find_mutant("waits for the overdue", [](const RandomStep& step) {
+    return judge<WaitsForTheOverdue>(step, step.plan());
+  });
+  find_mutant("wrong microbatch", [](const RandomStep& step) {
+    return judge<WrongMicrobatch>(step, step.plan());
+  });
+  find_mutant("W before I", [](const RandomStep& step) {
+    return judge<StepEngine>(step, step.plan(), 1.0, run_weight_first);
   });
   find_mutant("half the latency", [](const RandomStep& step) {
     return judge<StepEngine>(step, step.plan(), 0.5);

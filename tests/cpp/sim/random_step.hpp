@@ -1,9 +1,11 @@
-// RandomStep: one seeded step of the simulated world: plan, durations, latencies.
+// RandomStep: one seeded step of the simulated world: stages and their ranks, options, durations,
+// latencies, and what goes wrong with its messages.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -18,30 +20,58 @@ namespace rrfp::test {
 class RandomStep {
  public:
   explicit RandomStep(std::uint64_t seed) : random_(seed) {
-    num_ranks_ = draw(1, 8);
-    num_microbatches_ = draw(1, 24);
+    num_chunks_ = draw(0, 2) == 0 ? draw(2, 3) : 1;
+    num_ranks_ = draw(1, num_chunks_ == 1 ? 8 : 5);
+    is_v_ = num_chunks_ == 2 && draw(0, 1) == 1;
+    num_microbatches_ = draw(1, num_chunks_ == 1 ? 20 : 10);
+    is_split_ = draw(0, 1) == 1;
     make_options();
     make_times();
   }
 
   const StepOptions& options() const { return options_; }
   std::int32_t num_ranks() const { return num_ranks_; }
+  std::int32_t num_chunks() const { return num_chunks_; }
+  std::int32_t num_stages() const { return num_ranks_ * num_chunks_; }
   std::int32_t num_microbatches() const { return num_microbatches_; }
   bool fifo_links() const { return fifo_links_; }
+  std::int32_t rank_of(std::int32_t stage) const {
+    return is_v_ ? std::min(stage, num_stages() - 1 - stage) : stage % num_ranks_;
+  }
+  std::int32_t chunk_of(std::int32_t stage) const { return stage / num_ranks_; }
+  std::vector<TaskKind> kinds() const {
+    if (!is_split_) return {TaskKind::kForward, TaskKind::kBackward};
+    return {TaskKind::kForward, TaskKind::kInputGrad, TaskKind::kWeightGrad};
+  }
 
   std::shared_ptr<const StepPlan> plan() const { return plan_with(options_); }
   std::shared_ptr<const StepPlan> plan_with(const StepOptions& options) const {
-    return std::make_shared<StepPlan>(graph(), options);
+    std::vector<std::int32_t> ranks;
+    std::vector<std::pair<std::int32_t, std::int32_t>> edges;
+    for (std::int32_t stage = 0; stage < num_stages(); ++stage) {
+      ranks.push_back(rank_of(stage));
+      if (stage > 0) edges.emplace_back(stage - 1, stage);
+    }
+    return std::make_shared<StepPlan>(
+        std::make_shared<StageGraph>(num_ranks_, ranks, edges, std::vector<std::int32_t>{}),
+        options);
   }
 
   std::int64_t duration_ns(const Task& task) const { return durations_ns_[index(task)]; }
   std::int64_t latency_ns(const Task& from) const { return latencies_ns_[index(from)]; }
+  // How long after its arrival the message comes again; -1: it does not.
+  std::int64_t again_after_ns(const Task& from) const { return again_after_ns_[index(from)]; }
+
+  std::int64_t announcement_lag_ns() const { return announcement_lag_ns_; }
 
   std::string text() const {
     std::string limits;
     for (const std::int32_t limit : options_.limits) limits += std::to_string(limit) + " ";
-    return std::to_string(num_ranks_) + " ranks, " + std::to_string(num_microbatches_) +
-           " microbatches, hint " + options_.hint + ", slack " + std::to_string(options_.slack) +
+    return std::to_string(num_ranks_) + " ranks, " + std::to_string(num_chunks_) + " chunks" +
+           (is_v_ ? " in a V, " : ", ") + std::to_string(num_microbatches_) +
+           " microbatches, hint " + options_.hint + (is_split_ ? " split" : "") +
+           (options_.weight_in_order ? " in order" : "") +
+           (options_.waiting ? " waiting" : "") + ", slack " + std::to_string(options_.slack) +
            ", limits " + limits + (fifo_links_ ? "fifo" : "reordering");
   }
 
@@ -49,18 +79,14 @@ class RandomStep {
   std::int32_t draw(std::int32_t least, std::int32_t most) {
     return std::uniform_int_distribution<std::int32_t>(least, most)(random_);
   }
-
-  std::shared_ptr<const StageGraph> graph() const {
-    std::vector<std::int32_t> ranks(num_ranks_);
-    std::iota(ranks.begin(), ranks.end(), 0);
-    std::vector<std::pair<std::int32_t, std::int32_t>> edges;
-    for (std::int32_t stage = 1; stage < num_ranks_; ++stage) edges.emplace_back(stage - 1, stage);
-    return std::make_shared<StageGraph>(num_ranks_, ranks, edges, std::vector<std::int32_t>{});
+  template <class T>
+  T any_of(const std::vector<T>& values) {
+    return values[draw(0, static_cast<std::int32_t>(values.size()) - 1)];
   }
 
   std::size_t index(const Task& task) const {
-    const std::size_t kind = task.kind == TaskKind::kForward ? 0 : 1;
-    return (kind * num_ranks_ + task.stage) * num_microbatches_ + task.microbatch;
+    return (static_cast<std::size_t>(task.kind) * num_stages() + task.stage) * num_microbatches_ +
+           task.microbatch;
   }
 
   std::vector<std::int32_t> permutation() {
@@ -71,26 +97,32 @@ class RandomStep {
   }
 
   void make_options() {
-    const char* hints[] = {"gpipe", "1f1b",       "bf",         "fb",
-                           "auto",  "b-priority", "f-priority", "order"};
-    const std::int32_t slacks[] = {0, 1, 3, kUnlimited, kUnlimited};
-    options_.hint = hints[draw(0, 7)];
-    options_.slack = slacks[draw(0, 4)];
+    std::vector<std::string> hints{"gpipe", "bf", "fb", "auto", "auto", "b-priority", "f-priority",
+                                   "order"};
+    if (num_chunks_ == 1) hints.insert(hints.end(), {"1f1b", "1f1b"});
+    if (!is_v_) hints.push_back("interleaved");
+    if (is_split_) hints.push_back("bfw");
+    if (is_split_ && num_chunks_ == 1) hints.insert(hints.end(), {"zb-h1", "zb-h1"});
+    if (is_split_ && is_v_) hints.insert(hints.end(), {"zbv", "zbv"});
+    options_.hint = any_of(hints);
+    options_.slack = any_of<std::int32_t>({0, 1, 3, kUnlimited, kUnlimited, kAutoSlack});
     options_.num_microbatches = num_microbatches_;
-    options_.waiting = false;
+    options_.split_backward = is_split_;
+    options_.waiting = draw(0, 1) == 1;
+    options_.weight_in_order = options_.hint != "order" && draw(0, 3) == 0;
     if (options_.hint == "order") {
+      if (num_chunks_ > 1 && options_.slack > 0) options_.slack = kUnlimited;
       options_.order = own_order();
     } else if (draw(0, 1) == 1) {
       options_.microbatch_order = permutation();
     }
     if (draw(0, 3) == 0) return;  // the default limits
-    const bool is_rule = options_.hint != "gpipe" && options_.hint != "1f1b" &&
-                         options_.hint != "order";
-    const auto unlimited = options_.slack == 0 && !is_rule ? plan() : nullptr;
+    // A fixed order cannot do with less than its peak.
+    const auto fixed = options_.slack == 0 ? plan() : nullptr;
     for (std::int32_t rank = 0; rank < num_ranks_; ++rank) {
-      // A fixed order of its own cannot do with less than its peak.
-      const std::int32_t least = unlimited ? unlimited->limit_units(rank) : 1;
-      options_.limits.push_back(draw(least, std::max(least, 2 * num_ranks_)));
+      const std::int32_t least =
+          std::max(fixed ? fixed->limit_units(rank) : num_chunks_, num_chunks_);
+      options_.limits.push_back(draw(least, std::max(least, 2 * num_ranks_ * num_chunks_)));
     }
   }
 
@@ -98,63 +130,76 @@ class RandomStep {
   // the forwards of all stages in one order of microbatches.
   std::vector<Task> own_order() {
     const std::vector<std::int32_t> forwards = permutation();
-    std::vector<Task> order;
-    std::vector<Task> open;
-    for (std::int32_t stage = 0; stage < num_ranks_; ++stage) {
-      for (std::int32_t m = 0; m < num_microbatches_; ++m) {
-        open.push_back({stage, TaskKind::kForward, m});
-        open.push_back({stage, TaskKind::kBackward, m});
+    std::vector<Task> order, open;
+    for (std::int32_t stage = 0; stage < num_stages(); ++stage) {
+      for (const TaskKind kind : kinds()) {
+        for (std::int32_t m = 0; m < num_microbatches_; ++m) open.push_back({stage, kind, m});
       }
     }
     std::shuffle(open.begin(), open.end(), random_);
-    if (options_.slack == kUnlimited) return open;
-    const auto has_run = [&](std::int32_t stage, TaskKind kind, std::int32_t m) {
-      return std::find(order.begin(), order.end(), Task{stage, kind, m}) != order.end();
+    if (options_.slack < 0) return open;
+    std::vector<bool> has_run(std::size_t{kNumTaskKinds} * num_stages() * num_microbatches_);
+    const auto ran = [&](std::int32_t stage, TaskKind kind, std::int32_t m) {
+      return has_run[index({stage, kind, m})];
     };
     const auto may_run = [&](const Task& task) {
-      const std::int32_t m = task.microbatch;
-      if (task.kind == TaskKind::kBackward) {
-        return has_run(task.stage, TaskKind::kForward, m) &&
-               (task.stage == num_ranks_ - 1 || has_run(task.stage + 1, TaskKind::kBackward, m));
+      const auto [stage, kind, m] = task;
+      if (kind == TaskKind::kWeightGrad) return bool(ran(stage, TaskKind::kInputGrad, m));
+      if (kind != TaskKind::kForward) {
+        return ran(stage, TaskKind::kForward, m) &&
+               (stage == num_stages() - 1 || ran(stage + 1, kind, m));
       }
-      if (task.stage > 0 && !has_run(task.stage - 1, TaskKind::kForward, m)) return false;
+      if (stage > 0 && !ran(stage - 1, kind, m)) return false;
       const auto place = std::find(forwards.begin(), forwards.end(), m);
       return options_.slack == 0 || place == forwards.begin() ||
-             has_run(task.stage, TaskKind::kForward, *(place - 1));
+             ran(stage, kind, *std::prev(place));
     };
     while (!open.empty()) {
       const auto next = std::find_if(open.begin(), open.end(), may_run);
+      has_run[index(*next)] = true;
       order.push_back(*next);
       open.erase(next);
     }
     return order;
   }
 
-  // Lognormal, with now and then a stall; some steps have no latency, some tasks no duration.
+  // Lognormal, with now and then a stall; some steps have no latency, some tasks no duration,
+  // some messages come twice.
   void make_times() {
     fifo_links_ = draw(0, 1) == 1;
-    const double spread = 0.1 + 0.1 * draw(0, 8);
+    const double spread = 0.1 * draw(0, 9);
     const double mean_latency_ns = draw(0, 4) * 2500.0;
-    std::lognormal_distribution<double> noise(0.0, spread);
+    const bool has_stalls = draw(0, 3) != 0;
+    const std::int32_t one_in_twice = draw(0, 1) == 0 ? 40 : 1000000;
+    std::lognormal_distribution<double> noise(0.0, spread + 1e-9);
     const auto time_ns = [&](double mean_ns, std::int32_t one_in) {
-      const double stall = draw(1, one_in) == 1 ? 12.0 : 1.0;
+      const double stall = has_stalls && draw(1, one_in) == 1 ? 12.0 : 1.0;
       return static_cast<std::int64_t>(std::llround(mean_ns * noise(random_) * stall));
     };
-    const std::size_t num_tasks = std::size_t{2} * num_ranks_ * num_microbatches_;
+    const std::size_t num_tasks = std::size_t{kNumTaskKinds} * num_stages() * num_microbatches_;
     for (std::size_t i = 0; i < num_tasks; ++i) {
-      const double mean_ns = i < num_tasks / 2 ? 10000.0 : 20000.0;
+      const bool is_full = i * kNumTaskKinds / num_tasks ==
+                           static_cast<std::size_t>(TaskKind::kBackward);
+      const double mean_ns = is_full ? 20000.0 : 10000.0;
       durations_ns_.push_back(draw(1, 60) == 1 ? 0 : time_ns(mean_ns, 40));
       latencies_ns_.push_back(time_ns(mean_latency_ns, 15));
+      again_after_ns_.push_back(draw(1, one_in_twice) == 1 ? draw(0, 50000) : -1);
     }
+    announcement_lag_ns_ = draw(0, 2) * 2000;
   }
 
   std::mt19937_64 random_;
   std::int32_t num_ranks_ = 1;
+  std::int32_t num_chunks_ = 1;
   std::int32_t num_microbatches_ = 1;
+  bool is_v_ = false;
+  bool is_split_ = false;
   bool fifo_links_ = false;
   StepOptions options_;
   std::vector<std::int64_t> durations_ns_;
   std::vector<std::int64_t> latencies_ns_;
+  std::vector<std::int64_t> again_after_ns_;
+  std::int64_t announcement_lag_ns_ = 0;
 };
 
 }  // namespace rrfp::test

@@ -1,12 +1,14 @@
 // StepChecker: judges a schedule from what was run and when, and from nothing else: it works
-// out arrivals, units and positions anew and shares no code with the engine.
+// out arrivals, units and admission anew and shares no code with the engine. From the plan it
+// takes positions, and the slack and limits where the step leaves them to the hint.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "random_step.hpp"
@@ -21,14 +23,20 @@ struct Schedule {
 
 class StepChecker {
  public:
-  // `slack`, `limits` and the positions are those that the schedule must keep.
   StepChecker(const RandomStep& step, const StepPlan& plan, const Schedule& schedule)
-      : step_(step), plan_(plan), schedule_(schedule), slack_(step.options().slack) {}
+      : step_(step),
+        plan_(plan),
+        schedule_(schedule),
+        slack_(step.options().slack == kAutoSlack ? plan.options().slack : step.options().slack),
+        ready_ns_(num_entries(), kNotReady) {}
 
-  // The first thing that is wrong, in words; empty when nothing is.
-  std::string verdict() {
-    if (!schedule_.finished) return "the step did not finish";
-    std::string wrong = check_once();
+  // The first thing that is wrong, in words; empty when nothing is. A step that has lost the
+  // message of a task cannot be complete: what ran is judged.
+  std::string verdict(const std::optional<Task>& lost = std::nullopt) {
+    if (!lost && !schedule_.finished) return "the step did not finish";
+    if (lost && schedule_.finished) return "the step finished without a message";
+    lost_ = lost;
+    std::string wrong = check_once(!lost);
     if (!wrong.empty()) return wrong;
     work_out_arrivals();
     for (std::int32_t rank = 0; rank < step_.num_ranks() && wrong.empty(); ++rank) {
@@ -38,138 +46,238 @@ class StepChecker {
   }
 
  private:
-  using Key = std::tuple<std::int32_t, TaskKind, std::int32_t>;
-  static Key key(const Task& task) { return {task.stage, task.kind, task.microbatch}; }
+  static constexpr std::int64_t kNotReady = -1;
 
-  std::string check_once() {
-    std::map<Key, int> times_run;
+  // One rank while its schedule is gone through, task by task.
+  struct Rank {
+    std::int32_t limit = 0;
+    std::int32_t units = 0;
+    std::int32_t peak = 0;
+    std::int64_t free_from_ns = 0;
+    std::int64_t longest_ns = 0;                 // F or W so far
+    std::vector<Task> order;                     // by position
+    std::vector<std::int32_t> position;          // by index()
+    std::vector<bool> is_claimed;                // by position
+    std::size_t first_unclaimed = 0;
+    std::vector<std::int32_t> held, forwards;    // by microbatch
+    std::map<std::int32_t, std::int32_t> weights;  // by stage: how many have run
+  };
+
+  std::size_t num_entries() const {
+    return std::size_t{kNumTaskKinds} * step_.num_stages() * step_.num_microbatches();
+  }
+  std::size_t index(const Task& task) const {
+    return (static_cast<std::size_t>(task.kind) * step_.num_stages() + task.stage) *
+               step_.num_microbatches() + task.microbatch;
+  }
+  static bool is_forward(const Task& task) { return task.kind == TaskKind::kForward; }
+  static bool gives_back(const Task& task) {
+    return task.kind == TaskKind::kBackward || task.kind == TaskKind::kWeightGrad;
+  }
+
+  std::string check_once(bool is_complete) {
+    std::vector<bool> has_run(num_entries(), false);
+    std::size_t num_run = 0;
     for (std::int32_t rank = 0; rank < step_.num_ranks(); ++rank) {
       for (const VirtualTask& ran : schedule_.ranks[rank]) {
-        if (ran.task.stage != rank) return to_text(ran.task) + " ran on another rank";
-        if (++times_run[key(ran.task)] > 1) return to_text(ran.task) + " ran twice";
+        if (step_.rank_of(ran.task.stage) != rank) return to_text(ran.task) + " ran elsewhere";
+        if (has_run[index(ran.task)]) return to_text(ran.task) + " ran twice";
+        has_run[index(ran.task)] = true;
+        ++num_run;
       }
     }
-    const std::size_t num_tasks = std::size_t{2} * step_.num_ranks() * step_.num_microbatches();
-    if (times_run.size() != num_tasks) return "a task did not run";
-    return "";
+    const std::size_t num_tasks =
+        step_.kinds().size() * step_.num_stages() * step_.num_microbatches();
+    return is_complete && num_run != num_tasks ? "a task did not run" : "";
   }
 
-  // ready_: when the last input of each task was there.
+  // ready_ns_: when the last input of each task was there. Both inputs of a B or I must come.
   void work_out_arrivals() {
-    const std::int32_t last = step_.num_ranks() - 1;
-    for (std::int32_t rank = 0; rank <= last; ++rank) {
-      std::int64_t latest_ns[2] = {0, 0};  // of the two links of this rank
+    const std::int32_t last = step_.num_stages() - 1;
+    std::vector<std::int64_t> own_ns(num_entries(), kNotReady);      // own F or I
+    std::vector<std::int64_t> message_ns(num_entries(), kNotReady);  // of the neighbour
+    for (std::int32_t rank = 0; rank < step_.num_ranks(); ++rank) {
+      std::map<std::int32_t, std::int64_t> latest_ns;  // by the other rank
       for (const VirtualTask& ran : schedule_.ranks[rank]) {
-        const bool is_forward = ran.task.kind == TaskKind::kForward;
-        if (is_forward) raise(rank, TaskKind::kBackward, ran.task.microbatch, ran.end_ns);
-        const std::int32_t target = is_forward ? rank + 1 : rank - 1;
-        if (target < 0 || target > last) continue;
-        std::int64_t& link_ns = latest_ns[is_forward ? 0 : 1];
-        std::int64_t at_ns = ran.end_ns + step_.latency_ns(ran.task);
-        if (step_.fifo_links()) at_ns = std::max(at_ns, link_ns);
-        link_ns = std::max(link_ns, at_ns);
-        raise(target, ran.task.kind, ran.task.microbatch, at_ns);
+        const auto [stage, kind, m] = ran.task;
+        if (kind == TaskKind::kWeightGrad) continue;
+        if (kind == TaskKind::kForward) {
+          own_ns[index({stage, TaskKind::kBackward, m})] = ran.end_ns;
+          own_ns[index({stage, TaskKind::kInputGrad, m})] = ran.end_ns;
+        }
+        if (kind == TaskKind::kInputGrad) {
+          own_ns[index({stage, TaskKind::kWeightGrad, m})] = ran.end_ns;
+        }
+        const std::int32_t target = kind == TaskKind::kForward ? stage + 1 : stage - 1;
+        if (target < 0 || target > last || lost_ == ran.task) continue;
+        std::int64_t at_ns = ran.end_ns;
+        if (step_.rank_of(target) != rank) {
+          std::int64_t& link_ns = latest_ns[step_.rank_of(target)];
+          at_ns += step_.latency_ns(ran.task);
+          if (step_.fifo_links()) at_ns = std::max(at_ns, link_ns);
+          link_ns = std::max(link_ns, at_ns);
+        }
+        message_ns[index({target, kind, m})] = at_ns;
+      }
+    }
+    for (std::int32_t stage = 0; stage <= last; ++stage) {
+      for (std::int32_t m = 0; m < step_.num_microbatches(); ++m) {
+        for (const TaskKind kind : step_.kinds()) {
+          const std::size_t at = index({stage, kind, m});
+          if (kind == TaskKind::kForward) {
+            ready_ns_[at] = stage == 0 ? 0 : message_ns[at];
+          } else if (kind == TaskKind::kWeightGrad || stage == last) {
+            ready_ns_[at] = own_ns[at];
+          } else if (own_ns[at] != kNotReady && message_ns[at] != kNotReady) {
+            ready_ns_[at] = std::max(own_ns[at], message_ns[at]);
+          }
+        }
       }
     }
   }
 
-  void raise(std::int32_t stage, TaskKind kind, std::int32_t microbatch, std::int64_t at_ns) {
-    std::int64_t& ready_ns = ready_ns_[{stage, kind, microbatch}];
-    ready_ns = std::max(ready_ns, at_ns);
-  }
-
-  std::string check_rank(std::int32_t rank) {
-    const auto& ran = schedule_.ranks[rank];
-    const std::vector<Task> order = positions(rank);
-    const std::int32_t limit = limit_of(rank, order);
-    std::vector<bool> is_claimed(order.size(), false);
-    std::int64_t free_from_ns = 0;
-    std::int32_t units = 0;
-    std::int32_t peak = 0;
-    std::size_t first_unclaimed = 0;
-    for (std::size_t i = 0; i < ran.size(); ++i) {
-      const auto& [task, start_ns, end_ns] = ran[i];
-      const std::string name = to_text(task);
-      if (start_ns < free_from_ns) return name + " ran beside another task";
-      if (end_ns - start_ns != step_.duration_ns(task)) return name + " took another time";
-      if (start_ns < ready_ns_[key(task)]) return name + " ran before its inputs were there";
-      const std::size_t at = std::find(order.begin(), order.end(), task) - order.begin();
-      const bool is_forward = task.kind == TaskKind::kForward;
-      while (is_claimed[first_unclaimed]) ++first_unclaimed;
-      if (slack_ == 0 && at != i) return name + " ran out of the fixed order";
-      if (slack_ > 0 && is_forward && at > first_unclaimed + static_cast<std::size_t>(slack_)) {
-        return name + " overtook more than the slack";
-      }
-      if (slack_ == kUnlimited) {
-        const std::string idle =
-            check_idle(order, is_claimed, at, std::max(free_from_ns, std::int64_t{0}), start_ns,
-                       units < limit);
-        if (!idle.empty()) return "before " + name + ": " + idle;
-      }
-      units += is_forward ? 1 : -1;
-      peak = std::max(peak, units);
-      if (units > limit) return name + " took a unit beyond the limit";
-      is_claimed[at] = true;
-      free_from_ns = end_ns;
+  std::string check_rank(std::int32_t number) {
+    Rank rank = make_rank(number);
+    for (const VirtualTask& ran : schedule_.ranks[number]) {
+      const std::string wrong = check_task(rank, ran);
+      if (!wrong.empty()) return wrong;
+      claim(rank, ran);
     }
-    if (peak != schedule_.peak_units[rank]) return "the reported peak of units is wrong";
+    if (rank.peak != schedule_.peak_units[number]) return "the reported peak of units is wrong";
     return "";
   }
 
-  // Unlimited slack: nothing admissible may have been ready earlier than the start, and of the
-  // tasks of one kind the one the hint prefers comes first. What gets ready in the very instant
-  // of the start may have come before the choice or after it (tasks may take no time).
-  std::string check_idle(const std::vector<Task>& order, const std::vector<bool>& is_claimed,
-                         std::size_t chosen, std::int64_t free_from_ns, std::int64_t start_ns,
-                         bool has_unit) {
-    for (std::size_t at = 0; at < order.size(); ++at) {
-      if (is_claimed[at] || at == chosen) continue;
-      if (order[at].kind == TaskKind::kForward && !has_unit) continue;
-      const std::int64_t ready_ns = ready_ns_[key(order[at])];
-      if (std::max(ready_ns, free_from_ns) < start_ns) {
-        return "the rank was idle while " + to_text(order[at]) + " could run";
-      }
-      if (order[at].kind == order[chosen].kind && at < chosen && ready_ns < start_ns) {
-        return to_text(order[at]) + " of the same kind stands before it and was ready";
-      }
+  std::string check_task(const Rank& rank, const VirtualTask& ran) {
+    const auto& [task, start_ns, end_ns] = ran;
+    const std::string name = to_text(task);
+    const std::int64_t ready_ns = ready_ns_[index(task)];
+    if (start_ns < rank.free_from_ns) return name + " ran beside another task";
+    if (end_ns - start_ns != step_.duration_ns(task)) return name + " took another time";
+    if (ready_ns == kNotReady || start_ns < ready_ns) {
+      return name + " ran before its inputs were there";
     }
-    if (std::max(ready_ns_[key(order[chosen])], free_from_ns) < start_ns &&
-        (order[chosen].kind == TaskKind::kBackward || has_unit)) {
-      return "the rank was idle while it could run";
+    const auto at = static_cast<std::size_t>(rank.position[index(task)]);
+    if (slack_ == 0 && at != rank.first_unclaimed) return name + " ran out of the fixed order";
+    if (slack_ > 0 && is_forward(task) && !has_begun_earliest(rank, task) &&
+        at > rank.first_unclaimed + static_cast<std::size_t>(slack_)) {
+      return name + " overtook more than the slack";
+    }
+    if (slack_ != 0 && !may_run(rank, task)) return name + " ran without the right to";
+    if (is_forward(task) && rank.units >= rank.limit) return name + " took a unit too many";
+    const std::string idle = slack_ == kUnlimited ? check_idle(rank, ran) : "";
+    return idle.empty() ? "" : "before " + name + ": " + idle;
+  }
+
+  void claim(Rank& rank, const VirtualTask& ran) const {
+    const Task& task = ran.task;
+    rank.is_claimed[rank.position[index(task)]] = true;
+    while (rank.first_unclaimed < rank.order.size() && rank.is_claimed[rank.first_unclaimed]) {
+      ++rank.first_unclaimed;
+    }
+    const std::int32_t moved = is_forward(task) ? 1 : gives_back(task) ? -1 : 0;
+    rank.units += moved;
+    rank.held[task.microbatch] += moved;
+    rank.peak = std::max(rank.peak, rank.units);
+    if (is_forward(task)) ++rank.forwards[task.microbatch];
+    if (gives_back(task)) ++rank.weights[task.stage];
+    rank.free_from_ns = ran.end_ns;
+    if (task.kind == TaskKind::kForward || task.kind == TaskKind::kWeightGrad) {
+      rank.longest_ns = std::max(rank.longest_ns, ran.end_ns - ran.start_ns);
+    }
+  }
+
+  std::int32_t earliest(const Rank& rank) const {
+    for (const std::int32_t m : plan_.microbatch_order()) {
+      if (rank.forwards[m] < step_.num_chunks()) return m;
+    }
+    return -1;
+  }
+  bool has_begun_earliest(const Rank& rank, const Task& task) const {
+    return task.microbatch == earliest(rank) && rank.forwards[task.microbatch] > 0;
+  }
+
+  // Admission of forwards, and the order of what completes the weights' gradients.
+  bool may_run(const Rank& rank, const Task& task) const {
+    if (!is_forward(task)) {
+      return !step_.options().weight_in_order || !gives_back(task) ||
+             plan_.microbatch_order()[next_weight(rank, task.stage)] == task.microbatch;
+    }
+    const std::int32_t free = rank.limit - rank.units;
+    if (slack_ == kUnlimited && !step_.options().weight_in_order) {
+      return free >= step_.num_chunks() - step_.chunk_of(task.stage);
+    }
+    const std::int32_t kept = earliest(rank);
+    return free >= (task.microbatch == kept ? 1 : step_.num_chunks() - rank.held[kept] + 1);
+  }
+  static std::size_t next_weight(const Rank& rank, std::int32_t stage) {
+    const auto it = rank.weights.find(stage);
+    return it == rank.weights.end() ? 0 : static_cast<std::size_t>(it->second);
+  }
+
+  // Unlimited slack: nothing that may run was ready before the start, save for a wait; and of the
+  // tasks of one kind and stage the one the hint prefers comes first. What gets ready in the very
+  // instant of the start may have come before the choice or after it (tasks may take no time).
+  std::string check_idle(const Rank& rank, const VirtualTask& chosen) const {
+    const bool is_rule = step_.options().hint == "bf" || step_.options().hint == "bfw" ||
+                         step_.options().hint == "fb";
+    const auto chosen_at = static_cast<std::size_t>(rank.position[index(chosen.task)]);
+    for (std::size_t at = rank.first_unclaimed; at < rank.order.size(); ++at) {
+      const Task& task = rank.order[at];
+      const std::int64_t ready_ns = ready_ns_[index(task)];
+      if (rank.is_claimed[at] || ready_ns == kNotReady || ready_ns >= chosen.start_ns) continue;
+      if (!may_run(rank, task)) continue;
+      const std::int64_t idle_ns = chosen.start_ns - std::max(ready_ns, rank.free_from_ns);
+      if (idle_ns > patience_ns(rank)) return "the rank was idle while " + to_text(task) + " could run";
+      if (task.kind == chosen.task.kind && task.stage == chosen.task.stage && at < chosen_at) {
+        return to_text(task) + " of the same kind stands before it and was ready";
+      }
+      if (is_rule && chosen.task.kind == TaskKind::kWeightGrad &&
+          task.kind != TaskKind::kWeightGrad) {
+        return to_text(task) + " is no filler and was ready";
+      }
     }
     return "";
   }
 
-  // A user's order is taken from the user, the others from the plan.
-  std::vector<Task> positions(std::int32_t rank) const {
-    std::vector<Task> order;
+  // A wait is shorter than 0.9 of the F or W that waits; one may follow another, the more so the
+  // more chunks there are to be announced.
+  std::int64_t patience_ns(const Rank& rank) const {
+    return plan_.waits() ? (1 + step_.num_chunks()) * rank.longest_ns : 0;
+  }
+
+  Rank make_rank(std::int32_t number) const {
+    Rank rank;
+    // A user's order is taken from the user, the others from the plan.
     for (const Task& task : step_.options().order) {
-      if (task.stage == rank) order.push_back(task);
+      if (step_.rank_of(task.stage) == number) rank.order.push_back(task);
     }
-    const HintOrder& hint = plan_.hint_order(rank);
+    const HintOrder& hint = plan_.hint_order(number);
     for (std::int32_t at = 0; step_.options().order.empty() && at < hint.num_tasks(); ++at) {
-      order.push_back(plan_.table(rank).task(hint.local_at(at)));
+      rank.order.push_back(plan_.table(number).task(hint.local_at(at)));
     }
-    return order;
-  }
-
-  std::int32_t limit_of(std::int32_t rank, const std::vector<Task>& order) const {
-    if (!step_.options().limits.empty()) return step_.options().limits[rank];
-    if (slack_ != 0) return step_.num_ranks();
-    std::int32_t units = 0;
-    std::int32_t peak = 0;
-    for (const Task& task : order) {
-      units += task.kind == TaskKind::kForward ? 1 : -1;
+    rank.position.assign(num_entries(), -1);
+    std::int32_t units = 0, peak = 0;
+    for (std::size_t at = 0; at < rank.order.size(); ++at) {
+      rank.position[index(rank.order[at])] = static_cast<std::int32_t>(at);
+      units += is_forward(rank.order[at]) ? 1 : gives_back(rank.order[at]) ? -1 : 0;
       peak = std::max(peak, units);
     }
-    return peak;
+    rank.is_claimed.assign(rank.order.size(), false);
+    rank.held.assign(step_.num_microbatches(), 0);
+    rank.forwards.assign(step_.num_microbatches(), 0);
+    rank.limit = !step_.options().limits.empty() ? step_.options().limits[number]
+                 : slack_ == 0                   ? peak
+                 : step_.num_chunks() == 1       ? step_.num_ranks()
+                                                 : plan_.limit_units(number);
+    return rank;
   }
 
   const RandomStep& step_;
   const StepPlan& plan_;
   const Schedule& schedule_;
   const std::int32_t slack_;
-  std::map<Key, std::int64_t> ready_ns_;
+  std::optional<Task> lost_;
+  std::vector<std::int64_t> ready_ns_;  // by index()
 };
 
 }  // namespace rrfp::test
