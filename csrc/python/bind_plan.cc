@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "python/bindings.hpp"
 #include "runtime/step_plan.hpp"
+#include "sim/guard.hpp"
 
 namespace py = pybind11;
 
@@ -91,6 +92,7 @@ void bind_plan(py::module_& module) {
            py::arg("weight_in_order") = false, py::arg("waiting") = true)
       .def("tasks", &tasks_of, py::arg("rank"), "The rank's tasks by the index claim() answers.")
       .def("order", &order_of, py::arg("rank"), "The rank's task texts by hint position.")
+      .def_property_readonly("is_guarded", &sim::is_guarded, "Whether guard() has a say in it.")
       .def("limit_units", &StepPlan::limit_units, py::arg("rank"),
            "In-flight limit of the rank, in units.");
 }

@@ -4,10 +4,12 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
 #include "python/bindings.hpp"
+#include "sim/guard.hpp"
 #include "sim/world.hpp"
 
 namespace py = pybind11;
@@ -40,6 +42,22 @@ sim::WorldResult simulate(std::shared_ptr<StepPlan> plan, std::vector<std::int64
   return sim::simulate(std::move(plan), options);
 }
 
+// (num_microbatches, durations_ns, travels_ns, costs); see StepRecord.
+using RecordTuple = std::tuple<std::int32_t, std::vector<std::int64_t>, std::vector<std::int64_t>,
+                               std::vector<double>>;
+
+// The (hint, slack) that the guard chooses for the step.
+std::pair<std::string, std::int32_t> guard(std::shared_ptr<StepPlan> plan,
+                                           const std::vector<RecordTuple>& last_steps,
+                                           const std::vector<double>& costs, std::uint64_t seed) {
+  std::vector<sim::StepRecord> records;
+  for (const auto& [num_microbatches, durations_ns, travels_ns, known_costs] : last_steps) {
+    records.push_back({num_microbatches, durations_ns, travels_ns, known_costs});
+  }
+  const auto chosen = sim::guarded_plan(plan, sim::guard(plan, records, costs, seed));
+  return {chosen->options().hint, chosen->options().slack};
+}
+
 std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ranks_of(
     const sim::WorldResult& result) {
   std::vector<std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>> ranks;
@@ -65,6 +83,10 @@ void bind_simulation(py::module_& module) {
   module.def("simulate", &simulate, py::arg("plan"), py::arg("durations_ns"),
              py::arg("latencies_ns"), py::arg("fifo_links"),
              py::call_guard<py::gil_scoped_release>(), "Runs the plan on a virtual clock.");
+  module.def("guard", &guard, py::arg("plan"), py::arg("last_steps"), py::arg("costs"),
+             py::arg("seed"), py::call_guard<py::gil_scoped_release>(),
+             "(hint, slack) for a guarded step, from (num_microbatches, durations_ns, travels_ns, "
+             "costs) of the last eight; indexed by kind F, B, I, W, stage and microbatch, -1: none.");
 }
 
 }  // namespace rrfp::python
