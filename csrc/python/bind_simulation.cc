@@ -86,7 +86,7 @@ void bind_simulation(py::module_& module) {
   module.def("guard", &guard, py::arg("plan"), py::arg("last_steps"), py::arg("costs"),
              py::arg("seed"), py::call_guard<py::gil_scoped_release>(),
              "(hint, slack) for a guarded step, from (num_microbatches, durations_ns, travels_ns, "
-             "costs) of the last eight; indexed by kind F, B, I, W, stage and microbatch, -1: none.");
+             "costs) of the last eight; by kind F, B, I, W, stage, microbatch; -1: no such task.");
 }
 
 }  // namespace rrfp::python

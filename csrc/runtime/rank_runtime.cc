@@ -119,7 +119,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
 void RankRuntime::announce_start(std::int32_t local) {
   const StepEngine& engine = step_->engine;
   const std::int64_t usual_us = engine.usual_duration_ns(local) / kNsPerUs;
-  if (usual_us <= 0 || usual_us > UINT32_MAX) return;
+  if (usual_us <= 0 || usual_us < options_.least_announced_us || usual_us > UINT32_MAX) return;
   const Task task = engine.table().task(local);
   for (const std::int32_t stage : engine.plan().graph().targets_of(task)) {
     const std::int32_t peer = engine.plan().graph().rank_of(stage);

@@ -66,6 +66,9 @@ struct RuntimeOptions {
   std::int64_t heartbeat_ms = 500;
   std::int64_t peer_timeout_ms = 60000;  // silence after which a peer counts as lost
   std::int64_t spin_us = 0;              // how long an idle worker looks before it sleeps
+  // Tasks that usually take less are not announced: they end about when the word of their start
+  // could be acted on, and it would cost as much as their own message.
+  std::int64_t least_announced_us = 500;
 };
 
 enum class ClaimOutcome : std::uint8_t { kTask, kDone, kTimeout, kAborted };

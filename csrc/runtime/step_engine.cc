@@ -72,6 +72,7 @@ Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void
 
 bool StepEngine::announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
                           std::int64_t now_ns) {
+  if (!plan_->waits()) return false;  // also: on a chain a task has one sender
   const std::int32_t local = input_of(target, source_stage).first;
   return local >= 0 && arbiter_.announce({local, now_ns, expected_ns});
 }

@@ -10,10 +10,10 @@
 //          completion (it was the last one missing). A bit that is set already is a duplicate.
 // Waiting  Where the plan waits, a rank announces what it starts, with what that usually takes;
 //          announce() takes the word of a peer. learn_travel() compares it with what came.
-// Threads  deliver(), announce() and needs(): any thread; deliveries of one input come one after another
-//          (an edge has one sender, and a sender's messages come from one thread at a time).
-//          Everything else: the rank's worker.
-// Progress deliver() is wait-free and allocates nothing.
+// Threads  deliver(), announce() and needs(): any thread; deliveries of one input come one after
+//          another (an edge has one sender, and a sender's messages come from one thread at a
+//          time). Everything else: the rank's worker.
+// Progress deliver() and announce() are wait-free and allocate nothing.
 // Bound    Everything is sized by the plan at construction.
 // Edges    S1  deliver()'s RMW is acq_rel: whoever completes the set has acquired what every
 //              earlier deliver() wrote; ReadySet's R1 passes it on to the worker.
@@ -60,7 +60,7 @@ class StepEngine {
                    std::int64_t now_ns);
 
   // `source_stage` has started what `target` waits for, which usually takes it expected_ns.
-  // False: no such task or edge, or announced before; nothing changed.
+  // False: the plan does not wait, no such task or edge, or announced before; nothing changed.
   bool announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
                 std::int64_t now_ns);
 

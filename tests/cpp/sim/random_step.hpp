@@ -44,6 +44,15 @@ class RandomStep {
     return {TaskKind::kForward, TaskKind::kInputGrad, TaskKind::kWeightGrad};
   }
 
+  // Tasks numbered by kind (as TaskKind counts), stage and microbatch, used by the step or not.
+  std::size_t num_tasks() const {
+    return std::size_t{kNumTaskKinds} * num_stages() * num_microbatches_;
+  }
+  std::size_t index(const Task& task) const {
+    return (static_cast<std::size_t>(task.kind) * num_stages() + task.stage) * num_microbatches_ +
+           task.microbatch;
+  }
+
   std::shared_ptr<const StepPlan> plan() const { return plan_with(options_); }
   std::shared_ptr<const StepPlan> plan_with(const StepOptions& options) const {
     std::vector<std::int32_t> ranks;
@@ -82,11 +91,6 @@ class RandomStep {
   template <class T>
   T any_of(const std::vector<T>& values) {
     return values[draw(0, static_cast<std::int32_t>(values.size()) - 1)];
-  }
-
-  std::size_t index(const Task& task) const {
-    return (static_cast<std::size_t>(task.kind) * num_stages() + task.stage) * num_microbatches_ +
-           task.microbatch;
   }
 
   std::vector<std::int32_t> permutation() {
@@ -138,7 +142,7 @@ class RandomStep {
     }
     std::shuffle(open.begin(), open.end(), random_);
     if (options_.slack < 0) return open;
-    std::vector<bool> has_run(std::size_t{kNumTaskKinds} * num_stages() * num_microbatches_);
+    std::vector<bool> has_run(num_tasks());
     const auto ran = [&](std::int32_t stage, TaskKind kind, std::int32_t m) {
       return has_run[index({stage, kind, m})];
     };
@@ -176,9 +180,8 @@ class RandomStep {
       const double stall = has_stalls && draw(1, one_in) == 1 ? 12.0 : 1.0;
       return static_cast<std::int64_t>(std::llround(mean_ns * noise(random_) * stall));
     };
-    const std::size_t num_tasks = std::size_t{kNumTaskKinds} * num_stages() * num_microbatches_;
-    for (std::size_t i = 0; i < num_tasks; ++i) {
-      const bool is_full = i * kNumTaskKinds / num_tasks ==
+    for (std::size_t i = 0; i < num_tasks(); ++i) {
+      const bool is_full = i * kNumTaskKinds / num_tasks() ==
                            static_cast<std::size_t>(TaskKind::kBackward);
       const double mean_ns = is_full ? 20000.0 : 10000.0;
       durations_ns_.push_back(draw(1, 60) == 1 ? 0 : time_ns(mean_ns, 40));

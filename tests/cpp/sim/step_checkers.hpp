@@ -11,15 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "random_step.hpp"
+#include "schedule.hpp"
 
 namespace rrfp::test {
-
-struct Schedule {
-  bool finished = false;
-  std::vector<std::vector<VirtualTask>> ranks;
-  std::vector<std::int32_t> peak_units;
-};
 
 class StepChecker {
  public:
@@ -27,18 +21,16 @@ class StepChecker {
       : step_(step),
         plan_(plan),
         schedule_(schedule),
-        slack_(step.options().slack == kAutoSlack ? plan.options().slack : step.options().slack),
-        ready_ns_(num_entries(), kNotReady) {}
+        slack_(step.options().slack == kAutoSlack ? plan.options().slack : step.options().slack) {}
 
   // The first thing that is wrong, in words; empty when nothing is. A step that has lost the
   // message of a task cannot be complete: what ran is judged.
   std::string verdict(const std::optional<Task>& lost = std::nullopt) {
     if (!lost && !schedule_.finished) return "the step did not finish";
     if (lost && schedule_.finished) return "the step finished without a message";
-    lost_ = lost;
     std::string wrong = check_once(!lost);
     if (!wrong.empty()) return wrong;
-    work_out_arrivals();
+    ready_ns_ = ready_times(step_, schedule_, lost);
     for (std::int32_t rank = 0; rank < step_.num_ranks() && wrong.empty(); ++rank) {
       wrong = check_rank(rank);
     }
@@ -46,8 +38,6 @@ class StepChecker {
   }
 
  private:
-  static constexpr std::int64_t kNotReady = -1;
-
   // One rank while its schedule is gone through, task by task.
   struct Rank {
     std::int32_t limit = 0;
@@ -63,13 +53,8 @@ class StepChecker {
     std::map<std::int32_t, std::int32_t> weights;  // by stage: how many have run
   };
 
-  std::size_t num_entries() const {
-    return std::size_t{kNumTaskKinds} * step_.num_stages() * step_.num_microbatches();
-  }
-  std::size_t index(const Task& task) const {
-    return (static_cast<std::size_t>(task.kind) * step_.num_stages() + task.stage) *
-               step_.num_microbatches() + task.microbatch;
-  }
+  std::size_t num_entries() const { return step_.num_tasks(); }
+  std::size_t index(const Task& task) const { return step_.index(task); }
   static bool is_forward(const Task& task) { return task.kind == TaskKind::kForward; }
   static bool gives_back(const Task& task) {
     return task.kind == TaskKind::kBackward || task.kind == TaskKind::kWeightGrad;
@@ -89,51 +74,6 @@ class StepChecker {
     const std::size_t num_tasks =
         step_.kinds().size() * step_.num_stages() * step_.num_microbatches();
     return is_complete && num_run != num_tasks ? "a task did not run" : "";
-  }
-
-  // ready_ns_: when the last input of each task was there. Both inputs of a B or I must come.
-  void work_out_arrivals() {
-    const std::int32_t last = step_.num_stages() - 1;
-    std::vector<std::int64_t> own_ns(num_entries(), kNotReady);      // own F or I
-    std::vector<std::int64_t> message_ns(num_entries(), kNotReady);  // of the neighbour
-    for (std::int32_t rank = 0; rank < step_.num_ranks(); ++rank) {
-      std::map<std::int32_t, std::int64_t> latest_ns;  // by the other rank
-      for (const VirtualTask& ran : schedule_.ranks[rank]) {
-        const auto [stage, kind, m] = ran.task;
-        if (kind == TaskKind::kWeightGrad) continue;
-        if (kind == TaskKind::kForward) {
-          own_ns[index({stage, TaskKind::kBackward, m})] = ran.end_ns;
-          own_ns[index({stage, TaskKind::kInputGrad, m})] = ran.end_ns;
-        }
-        if (kind == TaskKind::kInputGrad) {
-          own_ns[index({stage, TaskKind::kWeightGrad, m})] = ran.end_ns;
-        }
-        const std::int32_t target = kind == TaskKind::kForward ? stage + 1 : stage - 1;
-        if (target < 0 || target > last || lost_ == ran.task) continue;
-        std::int64_t at_ns = ran.end_ns;
-        if (step_.rank_of(target) != rank) {
-          std::int64_t& link_ns = latest_ns[step_.rank_of(target)];
-          at_ns += step_.latency_ns(ran.task);
-          if (step_.fifo_links()) at_ns = std::max(at_ns, link_ns);
-          link_ns = std::max(link_ns, at_ns);
-        }
-        message_ns[index({target, kind, m})] = at_ns;
-      }
-    }
-    for (std::int32_t stage = 0; stage <= last; ++stage) {
-      for (std::int32_t m = 0; m < step_.num_microbatches(); ++m) {
-        for (const TaskKind kind : step_.kinds()) {
-          const std::size_t at = index({stage, kind, m});
-          if (kind == TaskKind::kForward) {
-            ready_ns_[at] = stage == 0 ? 0 : message_ns[at];
-          } else if (kind == TaskKind::kWeightGrad || stage == last) {
-            ready_ns_[at] = own_ns[at];
-          } else if (own_ns[at] != kNotReady && message_ns[at] != kNotReady) {
-            ready_ns_[at] = std::max(own_ns[at], message_ns[at]);
-          }
-        }
-      }
-    }
   }
 
   std::string check_rank(std::int32_t number) {
@@ -227,7 +167,9 @@ class StepChecker {
       if (rank.is_claimed[at] || ready_ns == kNotReady || ready_ns >= chosen.start_ns) continue;
       if (!may_run(rank, task)) continue;
       const std::int64_t idle_ns = chosen.start_ns - std::max(ready_ns, rank.free_from_ns);
-      if (idle_ns > patience_ns(rank)) return "the rank was idle while " + to_text(task) + " could run";
+      if (idle_ns > patience_ns(rank)) {
+        return "the rank was idle while " + to_text(task) + " could run";
+      }
       if (task.kind == chosen.task.kind && task.stage == chosen.task.stage && at < chosen_at) {
         return to_text(task) + " of the same kind stands before it and was ready";
       }
@@ -276,7 +218,6 @@ class StepChecker {
   const StepPlan& plan_;
   const Schedule& schedule_;
   const std::int32_t slack_;
-  std::optional<Task> lost_;
   std::vector<std::int64_t> ready_ns_;  // by index()
 };
 

@@ -13,7 +13,8 @@ using namespace rrfp::test;
 namespace {
 
 constexpr std::int64_t kNoStall = 60000;
-constexpr RuntimeOptions kOptions{.heartbeat_ms = 50, .peer_timeout_ms = 60000, .spin_us = 20};
+constexpr RuntimeOptions kOptions{.heartbeat_ms = 50, .peer_timeout_ms = 60000, .spin_us = 20,
+                                  .least_announced_us = 1};
 
 std::vector<std::unique_ptr<RankRuntime>> make_socket_ranks(std::int32_t num_ranks) {
   std::vector<std::unique_ptr<SocketListener>> listeners;
@@ -48,12 +49,12 @@ std::vector<std::unique_ptr<RankRuntime>> make_socket_ranks(std::int32_t num_ran
 std::vector<std::shared_ptr<const StepPlan>> random_plans(std::int32_t num_ranks,
                                                           std::size_t how_many) {
   std::mt19937_64 random(seed() + static_cast<std::uint64_t>(num_ranks));
-  const char* hints[] = {"bf", "1f1b", "gpipe", "fb", "b-priority", "f-priority"};
+  const char* hints[] = {"auto", "bf", "1f1b", "gpipe", "fb", "b-priority", "f-priority"};
   const std::int32_t slacks[] = {0, 1, kUnlimited};
   std::vector<std::shared_ptr<const StepPlan>> plans;
   for (std::size_t i = 0; i < how_many; ++i) {
     plans.push_back(make_plan(num_ranks, static_cast<std::int32_t>(random() % 9 + 1),
-                              hints[random() % 6], slacks[random() % 3], random() % 3 == 0));
+                              hints[random() % 7], slacks[random() % 3], random() % 3 == 0));
   }
   return plans;
 }
