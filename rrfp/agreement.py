@@ -1,5 +1,6 @@
 """What the ranks of a step agree on: one decision out of every rank's view."""
 
+import operator
 from dataclasses import dataclass
 
 from rrfp import _C
@@ -143,7 +144,7 @@ def _microbatch_order(request, costs, num_microbatches):
             raise ValueError("microbatch_order is a callable of costs; pass costs on any rank.")
         order = order(list(costs))
     try:
-        order = [int(m) for m in order]
+        order = [operator.index(m) for m in order]
     except (TypeError, ValueError):
         raise TypeError(
             f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable."

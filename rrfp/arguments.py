@@ -6,16 +6,18 @@ tells the others. What all ranks together ask for is decided in ``agreement.py``
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import islice
 
 import torch
 
 from rrfp import _C
-from rrfp.boundary import Parcel, flatten
+from rrfp.boundary import flatten
 from rrfp.hints import normalise_hint
 from rrfp.limits import limits_per_rank
 from rrfp.stage import StageInputs
+
+_LONGEST_S = 1e9  # in milliseconds and nanoseconds it still fits the core's integers
 
 
 def _is_int(value):
@@ -86,8 +88,10 @@ def _numbers(name, values, least):
     """A sequence of finite numbers as a list of floats."""
     if isinstance(values, torch.Tensor):
         values = values.tolist()
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"{name} is {values!r}; pass one number per microbatch.")
+    if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__iter__"):
+        raise TypeError(
+            f"{name} is {values!r}; pass a sequence with one number per microbatch, in their order."
+        )
     numbers = []
     for index, value in enumerate(values):
         try:
@@ -105,29 +109,25 @@ def _numbers(name, values, least):
 
 def _check_input(index, value):
     """A user's input without gradients of its own, and on the CPU."""
-    tree, leaves = flatten(value)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    for tensor in tensors:
+    for tensor in flatten(value)[1]:
+        if not isinstance(tensor, torch.Tensor):
+            continue
         if not tensor.is_cpu:
             raise ValueError(
                 f"microbatch {index} holds a tensor on {tensor.device}; only CPU tensors are "
                 "supported yet."
             )
-        if tensor.grad_fn is not None:
+        if tensor.requires_grad:
             raise ValueError(
-                f"microbatch {index} holds a tensor that was computed with gradients "
-                f"({tensor.grad_fn.name()}); no gradient flows out of the first stage. Call "
-                ".detach() on it, or move that computation into the stage."
+                f"microbatch {index} holds a tensor that requires grad, but no gradient flows out "
+                "of the first stage. Call .detach() on it, or make it a parameter of the stage."
             )
-    if not any(tensor.requires_grad for tensor in tensors):
-        return value
-    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return Parcel(tree, detached).value()
+    return value
 
 
 def is_timeout(seconds):
     """Whether it is a number of seconds that can be waited for."""
-    return _is_number(seconds) and math.isfinite(seconds) and seconds > 0
+    return _is_number(seconds) and 0 < seconds <= _LONGEST_S
 
 
 def check_timeout(name, seconds):
@@ -135,11 +135,14 @@ def check_timeout(name, seconds):
 
     Raises:
         TypeError: Not a number.
-        ValueError: Not positive, or not finite.
+        ValueError: Not positive, or longer than 1e9 seconds.
     """
     if not is_timeout(seconds):
         kind = ValueError if _is_number(seconds) else TypeError
-        raise kind(f"{name} is {seconds!r}; it must be a positive number of seconds.")
+        raise kind(
+            f"{name} is {seconds!r}; it must be a positive number of seconds, at most "
+            f"{_LONGEST_S:g}."
+        )
 
 
 def _count(name, value, least):
@@ -147,13 +150,15 @@ def _count(name, value, least):
     if not _is_int(value):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it must be an int.")
     if not least <= value < 2**31:
-        raise ValueError(f"{name} is {value}; it must be at least {least}.")
+        raise ValueError(f"{name} is {value}; it must be at least {least} and below 2**31.")
     return value
 
 
 def _normalise_slack(slack):
-    if slack == "auto" or slack is None:
+    if slack is None:
         return _C.UNLIMITED
+    if isinstance(slack, str) and slack == "auto":
+        return _C.AUTO_SLACK
     if isinstance(slack, str):
         raise ValueError(f"slack is {slack!r}; use 'auto', None (unlimited) or an int.")
     return _count("slack", slack, 0)
@@ -264,7 +269,9 @@ class StepRequest:
             "costs": self.costs,
             "options": {
                 "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
-                "slack": "unlimited" if self.slack == _C.UNLIMITED else self.slack,
+                "slack": {_C.UNLIMITED: "unlimited", _C.AUTO_SLACK: "auto"}.get(
+                    self.slack, self.slack
+                ),
                 "max_in_flight": list(self.limits) or "the default",
                 "microbatch_order": _plain(order),
                 "loss_reduction": self.loss_reduction,

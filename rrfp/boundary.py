@@ -11,6 +11,7 @@ path neither pickles nor unpickles it. A descriptor is a dtype code (0: None, 25
 flags, the number of dimensions and the shape.
 """
 
+import io
 import pickle
 import struct
 
@@ -126,8 +127,48 @@ def _decode_tree(data):
     return tree
 
 
+class _TensorFinder(pickle.Pickler):
+    """Pickles into nothing, to see whether a tensor is inside."""
+
+    def persistent_id(self, value):
+        if isinstance(value, torch.Tensor):
+            raise _TensorFound
+        return None
+
+
+class _TensorFound(Exception):
+    pass
+
+
+def refuse_hidden_tensors(stage, value):
+    """Refuse a leaf of a stage's output whose tensors would cross without their gradient.
+
+    Raises:
+        ValueError: It holds a tensor, or cannot be pickled.
+    """
+    kind = type(value).__name__
+    try:
+        _TensorFinder(io.BytesIO()).dump(value)
+    except _TensorFound:
+        raise ValueError(
+            f"stage {stage} returned a {kind} that holds a tensor. Only tensors in tuples, lists "
+            "and dicts (and what torch.utils._pytree.register_pytree_node knows) keep their "
+            "gradient across a boundary; return the tensor itself, or register the type."
+        ) from None
+    except Exception as error:
+        raise ValueError(
+            f"stage {stage} returned a {kind} that cannot be pickled ({error}); return tensors, "
+            "None and small picklable values."
+        ) from error
+
+
 def _sendable(tensor):
     """The tensor as one run of memory; the same object when it is that already."""
+    if type(tensor) is not torch.Tensor:
+        raise ValueError(
+            f"a {type(tensor).__name__} cannot cross a boundary between processes, where it would "
+            "arrive as a plain tensor; return plain tensors."
+        )
     if tensor.layout != torch.strided:
         raise ValueError(
             f"a {tensor.layout} tensor cannot cross a boundary between processes; call "

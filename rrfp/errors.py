@@ -89,8 +89,12 @@ def stage_failure_text(task, error, traceback_text):
     The inverse is in ``error_from_status``.
     """
     kept = traceback_text[-_MAX_TRACEBACK_CHARS:]
-    line = " ".join(f"{type(error).__name__}: {error}".split())[:2000]
-    return f"{task}\n{line}\n{kept}"
+    try:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:2000]
+    except Exception as broken:
+        line = f"{type(error).__name__}, whose own text raised {type(broken).__name__}"
+    # File names that are no UTF-8 leave lone surrogates in a text, which cannot travel.
+    return f"{task}\n{line}\n{kept}".encode("utf-8", "replace").decode()
 
 
 def _stage_error(rank, message):

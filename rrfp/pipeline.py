@@ -257,7 +257,7 @@ def _run_step(session, modules, options):
         for name in _UNSUPPORTED:
             options.pop(name, None)
         request = StepRequest(session.layout, set(modules), **options)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # also what the caller's own iterators raise
         session.refuse(error, options["stall_timeout_s"])
         raise
     return session.run(modules, request)
@@ -285,20 +285,26 @@ def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout
 
 
 class _CacheEntry:
-    """A session, and its modules weakly: when one goes, the session is closed."""
+    """A session, its modules and process group weakly: when one goes, the session is closed."""
 
-    def __init__(self, session, modules):
+    def __init__(self, session, modules, group):
         self.session = session
+        self._group = None if group is None else weakref.ref(group)
         self._modules = {stage: weakref.ref(module) for stage, module in modules.items()}
         for module in modules.values():
             finalizer = weakref.finalize(module, _close_orphan, weakref.ref(session))
             finalizer.atexit = False
 
-    def modules(self):
-        """``{stage: module}``, or None when the session cannot be used any more."""
+    def modules(self, group):
+        """``{stage: module}``, or None when the session cannot be used with this group any more."""
+        if self._group is not None and self._group() is not group:
+            self.session.close("its process group was destroyed")
         modules = {stage: reference() for stage, reference in self._modules.items()}
-        usable = self.session.closed_because is None and None not in modules.values()
-        return modules if usable else None
+        return modules if self.is_usable() else None
+
+    def is_usable(self):
+        gone = any(reference() is None for reference in self._modules.values())
+        return self.session.closed_because is None and not gone
 
 
 def _close_orphan(session_reference):
@@ -326,14 +332,15 @@ def _cached_session(stages, placement, num_ranks, group, transport, set_up_timeo
     """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
     here = _lives_here(stages)
     key = (_identity(stages), repr(placement), repr(num_ranks), id(group), repr(transport), here)
+    joined = None if here else group if group is not None else _distributed().group.WORLD
     with _cache_lock:
         entry = _cache.get(key)
-        modules = entry.modules() if entry is not None else None
+        modules = entry.modules(joined) if entry is not None else None
         if modules is None:
-            for stale in [k for k, e in _cache.items() if e.modules() is None]:
+            for stale in [k for k, e in _cache.items() if not e.is_usable()]:
                 del _cache[stale]
             modules, session = _open_session(
                 stages, placement, num_ranks, group, transport, set_up_timeout_s
             )
-            entry = _cache[key] = _CacheEntry(session, modules)
+            entry = _cache[key] = _CacheEntry(session, modules, joined)
         return entry.session, modules

@@ -83,6 +83,7 @@ class ProcessSession(Session):
 
     def __init__(self, layout, rendezvous, listener, addresses):
         super().__init__(layout)
+        self.refusal = None  # the last error that all ranks agreed on
         _C.set_spin_us(SETTINGS.spin_us)
         token, run = rendezvous.token()
         try:
@@ -111,14 +112,15 @@ class ProcessSession(Session):
     def refuse(self, error, timeout_s):
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
-        view = {"error": (type(error).__name__, str(error))}
+        name = type(error).__name__
+        is_plain = isinstance(error, (ValueError, TypeError))
+        view = {"error": (name, str(error) if is_plain else f"{name}: {error}")}
         with _Ending(self):
             self._agree(None, view, timeout_s, cause=error)
 
     def _run(self, modules, request):
         with _Ending(self) as failure:
             decision = self._agree(request, request.view(), request.stall_timeout_s)
-            failure.has_begun = True
             modes = CallerModes(request.forward_only)
             rank_step = self._rank_step(self._runtime, modules, request, decision, modes)
             self._step += 1
@@ -149,7 +151,8 @@ class ProcessSession(Session):
             answer = pickle.loads(body)
         if isinstance(answer, tuple):
             name, text = answer
-            raise (TypeError if name == "TypeError" else ValueError)(text) from cause
+            self.refusal = (TypeError if name == "TypeError" else ValueError)(text)
+            raise self.refusal from cause
         return answer
 
     def _decide(self, request, view, timeout_s):
@@ -231,7 +234,6 @@ class _Ending:
 
     def __init__(self, session):
         self.session = session
-        self.has_begun = False  # the ranks have agreed and go on by themselves
         self.rank_step = None
 
     def __enter__(self):
@@ -239,8 +241,8 @@ class _Ending:
 
     def __exit__(self, kind, error, trace):
         session = self.session
-        if error is None or (not self.has_begun and type(error) in (ValueError, TypeError)):
-            return False  # a refusal: every rank has raised it, and nothing was run
+        if error is None or error is session.refusal:
+            return False  # every rank has raised it, and nothing was run
         runtime = session._runtime
         if isinstance(error, _C.StatusError):
             session.close("its last step ended with an error")

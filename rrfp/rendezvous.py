@@ -19,8 +19,6 @@ from rrfp.errors import PeerLostError, RankTimeoutError
 
 _POLL_S = 0.005
 
-_generations = {}  # ranks of a group -> pipelines set up so far
-
 
 @dataclass(frozen=True)
 class Membership:
@@ -63,11 +61,13 @@ class Rendezvous:
         self.member = member
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
-        generation = _generations.get(member.ranks, 0)
-        _generations[member.ranks] = generation + 1
-        prefix = f"rrfp/{','.join(map(str, member.ranks))}/{generation}"
         store = torch.distributed.distributed_c10d._get_default_store()
-        self._store = torch.distributed.PrefixStore(prefix, store)
+        corner = f"rrfp/{','.join(map(str, member.ranks))}"
+        with self._store_reachable():
+            # Counted in the store and not here: a process that takes a dead one's place has not
+            # seen the set-ups before it.
+            generation = store.add(f"{corner}/set-ups of rank {member.rank}", 1)
+        self._store = torch.distributed.PrefixStore(f"{corner}/{generation}", store)
 
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rrfp.boundary import Parcel, flatten, gradients_parcel
+from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
+
+_PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 class _Arrival(torch.autograd.Function):
@@ -27,7 +29,11 @@ class _Arrival(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        ctx.box.gradients = gradients
+        # Added, not set: a stage that calls backward() in its forward comes here before its B.
+        ctx.box.gradients = tuple(
+            new if old is None else old if new is None else old + new
+            for old, new in zip(ctx.box.gradients, gradients)
+        )
         return None, None
 
 
@@ -85,7 +91,11 @@ class StageStep:
         self._saved = [None] * num_microbatches  # (roots, box, held) from F to B
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._anchor = torch.zeros((), device="cpu", requires_grad=True)
-        self._buffers = {b.untyped_storage().data_ptr() for b in module.buffers()}
+        self._kept = {  # memory that the module holds on to and may change
+            tensor.untyped_storage().data_ptr()
+            for tensor in (*module.parameters(), *module.buffers())
+            if tensor.layout is torch.strided
+        }
         # Parameters that have no gradient yet, the only ones that can take one over (see
         # _own_gradients).
         self._fresh = [p for p in module.parameters() if p.requires_grad and p.grad is None]
@@ -161,6 +171,8 @@ class StageStep:
                     roots.append(leaf)
                     needs_grad.append(index)
                 leaf = self._detach(microbatch, leaf, args, kwargs)
+            elif type(leaf) not in _PLAIN_TYPES:
+                refuse_hidden_tensors(self.stage, leaf)
             handed.append(leaf)
         if not self.forward_only:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
@@ -178,8 +190,8 @@ class StageStep:
         if tensor.layout is not torch.strided:
             return detached
         address = tensor.untyped_storage().data_ptr()
-        if address in self._buffers:
-            return detached.clone()  # the next forward may change it before this one is read
+        if address in self._kept:
+            return detached.clone()  # either side may change it before the other has read it
         known = self._live.get(address)
         if known is not None and known[0] != microbatch and known[1]() is not None:
             self._refuse_reuse(microbatch, known[0], address, args, kwargs)
@@ -188,8 +200,7 @@ class StageStep:
         return detached
 
     def _refuse_reuse(self, microbatch, other, address, args, kwargs):
-        allowed = (*self.module.parameters(), *flatten((args, kwargs))[1])
-        for tensor in allowed:
+        for tensor in flatten((args, kwargs))[1]:
             if isinstance(tensor, torch.Tensor) and (
                 tensor.untyped_storage().data_ptr() == address
             ):
@@ -265,7 +276,9 @@ class StageStep:
                 }
                 gradients = [
                     g.clone()
-                    if g is not None and g.untyped_storage().data_ptr() in addresses
+                    if g is not None
+                    and g.layout is torch.strided
+                    and g.untyped_storage().data_ptr() in addresses
                     else g
                     for g in gradients
                 ]
