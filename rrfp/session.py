@@ -12,6 +12,8 @@ import secrets
 import threading
 import weakref
 
+import torch
+
 from rrfp import _C
 from rrfp.agreement import decide
 from rrfp.errors import ClosedError, RrfpError, error_from_status
@@ -121,6 +123,7 @@ class LocalSession(Session):
 
     def __init__(self, layout):
         super().__init__(layout)
+        self._warned_of_dropout = False
         self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
         logger.info("%d ranks in one process, version %s", layout.num_ranks,
@@ -129,6 +132,7 @@ class LocalSession(Session):
     def _run(self, modules, request):
         decision = decide(request, [request.view()], self.layout)
         self._plan(decision)  # refuses before anything starts
+        self._warn_of_dropout(modules)
         modes = CallerModes(request.forward_only)
         rank_steps = [
             self._rank_step(runtime, modules, request, decision, modes)
@@ -142,6 +146,21 @@ class LocalSession(Session):
         if errors:
             self._raise_first(rank_steps, errors)
         return step_result(rank_steps, self.layout, request)
+
+    def _warn_of_dropout(self, modules):
+        if self._warned_of_dropout or self.layout.num_ranks == 1:
+            return
+        for stage, module in modules.items():
+            for part in module.modules():
+                if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training:
+                    self._warned_of_dropout = True
+                    logger.warning(
+                        "stage %d drops out at random, and the worker threads of one process share "
+                        "torch's generator: masks depend on timing, and a checkpointed stage may "
+                        "recompute with another mask, which makes its gradient wrong. Use one "
+                        "process per rank.", stage,
+                    )
+                    return
 
     def _wait(self, rank_steps, finished):
         """Wait for every rank; interruptible. The exceptions of those that ended early."""

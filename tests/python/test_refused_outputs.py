@@ -1,0 +1,128 @@
+"""Outputs and inputs that would lose a gradient without a sign: refused, or made right."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import rrfp
+
+
+class Scale(torch.nn.Module):
+    """x * w, wrapped as `wrap` says."""
+
+    def __init__(self, wrap=lambda y: y):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((2,), 1.5, dtype=torch.float64))
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(x * self.w)
+
+
+@dataclasses.dataclass
+class Opaque:
+    hidden: object
+
+
+class OpaqueDict(dict):
+    pass
+
+
+def batch(count=4):
+    torch.manual_seed(3)
+    return [torch.randn(2, dtype=torch.float64) for _ in range(count)]
+
+
+def total(output, target):
+    return output.sum()
+
+
+@pytest.mark.parametrize("wrap", [Opaque, lambda y: OpaqueDict(h=y), lambda y: [Opaque([y])]])
+def test_a_tensor_inside_an_unknown_type_is_refused(wrap):
+    """It would be pickled with the other small values, and its gradient would be lost."""
+    with pytest.raises(rrfp.StageError, match="stage 0 returned a .* that holds a tensor"):
+        rrfp.run_pipeline([Scale(wrap), torch.nn.Identity()], batch(), batch(), total)
+
+
+def test_what_cannot_be_pickled_is_refused_in_one_process_too():
+    with pytest.raises(rrfp.StageError, match="cannot be pickled"):
+        rrfp.run_pipeline([Scale(lambda y: (y, lambda: 1)), Scale()], batch(), batch(), total)
+
+
+def test_small_values_still_cross():
+    seen = []
+
+    class Last(torch.nn.Module):
+        def forward(self, x, extra):
+            seen.append(extra)
+            return x
+
+    stages = [Scale(lambda y: (y, {"name": "a", "at": (1, None, complex(1, 2))})), Last()]
+    rrfp.run_pipeline(stages, batch(), batch(), total)
+    assert seen == [{"name": "a", "at": (1, None, complex(1, 2))}] * 4
+
+
+def test_an_input_that_requires_grad_is_refused():
+    inputs = [x.requires_grad_() for x in batch()]
+    with pytest.raises(ValueError, match="microbatch 0 holds a tensor that requires grad"):
+        rrfp.run_pipeline([Scale(), Scale()], inputs, batch(), total)
+
+
+@pytest.mark.parametrize("name", ["loss_reduction", "costs"])
+@pytest.mark.parametrize("numbers", [{0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, {1.0, 2.0, 3.0, 4.0}])
+def test_numbers_without_an_order_are_refused(name, numbers):
+    """The keys of a dict are no weights."""
+    with pytest.raises(TypeError, match="pass a sequence with one number per microbatch"):
+        rrfp.run_pipeline([Scale(), Scale()], batch(), batch(), total, **{name: numbers})
+
+
+def test_microbatch_indices_must_be_whole():
+    with pytest.raises(TypeError, match="microbatch_order"):
+        rrfp.run_pipeline([Scale(), Scale()], batch(), batch(), total,
+                          microbatch_order=[0.9, 1.2, 2.0, 3.0])
+
+
+def test_backward_inside_a_forward_adds_to_the_gradient():
+    """An auxiliary loss that a stage runs backward itself reaches the stages before it."""
+
+    def with_auxiliary(y):
+        (0.5 * y.square().sum()).backward(retain_graph=True)
+        return y.sin()
+
+    stages, plain = ([Scale(), Scale(with_auxiliary), Scale()] for _ in range(2))
+    rrfp.run_pipeline(stages, batch(), batch(), total, loss_reduction="sum")
+    for x in batch():
+        for stage in plain:
+            x = stage(x)
+        x.sum().backward()
+    for ours, theirs in zip(stages, plain, strict=True):
+        torch.testing.assert_close(ours.w.grad, theirs.w.grad, rtol=1e-12, atol=0)
+
+
+def test_a_returned_parameter_is_not_changed_by_the_next_stage():
+    class Parameter(Scale):
+        def forward(self, x):
+            return self.w
+
+    class InPlace(torch.nn.Module):
+        def forward(self, w):
+            return w.mul_(3.0)
+
+    first = Parameter()
+    rrfp.run_pipeline([first, InPlace()], batch(), batch(), total, loss_reduction="sum")
+    assert first.w.tolist() == [1.5, 1.5]
+    assert first.w.grad.tolist() == [12.0, 12.0]
+
+
+def test_an_exception_whose_text_is_broken_is_still_a_stage_error():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def fail(error):
+        raise error
+
+    for error in (Unprintable(), OSError("no file \udcff here")):
+        with pytest.raises(rrfp.StageError, match="0F"):
+            rrfp.run_pipeline([Scale(lambda y, e=error: fail(e)), Scale()], batch(), batch(), total)
