@@ -33,7 +33,7 @@ struct StepOptions {
 //              when F, I and W take 1, B takes 2 and messages take no time, under the limits.
 //              "auto": policy_of(). Default limits: with slack 0 the order's own peak on each
 //              rank, else default_limit_units().
-// Never stuck  docs/concepts.md proves that a step ends whatever the messages do, for orders
+// Never stuck  docs/admission.md proves that a step ends whatever the messages do, for orders
 //              whose forwards follow one microbatch order on every rank. A user's order with
 //              bounded slack must do so; with slack 0 it is run through once here instead.
 // Cost         one pass over all tasks; a rule's positions cost one simulated step.
