@@ -1,5 +1,7 @@
 """The public surface: ``Pipeline`` and ``run_pipeline``."""
 
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,6 +18,8 @@ from rrfp.layout import (
 )
 from rrfp.process_session import open_process_session
 from rrfp.session import LocalSession, check_not_forked
+
+logger = logging.getLogger("rrfp")
 
 _SET_UP_TIMEOUT_S = 600.0
 
@@ -267,6 +271,24 @@ def _lives_here(stages):
     return _distributed() is None or isinstance(stages, (list, tuple, torch.nn.ModuleList))
 
 
+def _check_launch(stages):
+    """All stages in one process, though a launcher started several: a mistake, or worth a word."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if not num_processes.isdigit() or int(num_processes) < 2:
+        return
+    if _distributed() is None and not isinstance(stages, (list, tuple, torch.nn.ModuleList)):
+        raise ValueError(
+            f"this process is one of {num_processes} (WORLD_SIZE), but torch.distributed is not "
+            "initialised; call torch.distributed.init_process_group() before rrfp. For a pipeline "
+            "of its own in every process, pass the list of all stages."
+        )
+    logger.warning(
+        "stages is a list, so each of the %s processes (WORLD_SIZE) runs a whole pipeline of its "
+        "own; for one pipeline over all of them, initialise torch.distributed and pass this "
+        "rank's stage as a module or {stage_index: module}.", num_processes,
+    )
+
+
 def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
     """({stage: module} of this process, a new session)."""
     check_not_forked()
@@ -274,6 +296,7 @@ def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout
         return open_process_session(
             stages, placement, num_ranks, group, transport, set_up_timeout_s
         )
+    _check_launch(stages)
     if group is not None:
         raise ValueError("group is given, but all stages are in this process; leave it at None.")
     check_transport(transport, ("auto", "local"))

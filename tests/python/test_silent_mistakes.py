@@ -1,4 +1,4 @@
-"""Outputs and inputs that would lose a gradient without a sign: refused, or made right."""
+"""Mistakes that lose a gradient, or train something else, without a sign: refused or made right."""
 
 import dataclasses
 
@@ -126,3 +126,13 @@ def test_an_exception_whose_text_is_broken_is_still_a_stage_error():
     for error in (Unprintable(), OSError("no file \udcff here")):
         with pytest.raises(rrfp.StageError, match="0F"):
             rrfp.run_pipeline([Scale(lambda y, e=error: fail(e)), Scale()], batch(), batch(), total)
+
+
+def test_a_launcher_without_a_process_group_is_noticed(monkeypatch, caplog):
+    """Each process would train a pipeline of its own, without a word."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="init_process_group"):
+        rrfp.run_pipeline(Scale(), batch(), batch(), total)
+    with caplog.at_level("WARNING", logger="rrfp"):
+        rrfp.run_pipeline([Scale(), Scale()], batch(), batch(), total)
+    assert "a whole pipeline of its own" in caplog.text
