@@ -9,6 +9,11 @@ import pytest
 
 DEFAULT_LIMIT_S = 300
 
+# A shell without job control starts background commands with SIGINT ignored, and every process of
+# a test would inherit that: Ctrl-C is part of what is tested.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "time_limit(seconds): longer than the usual watchdog")
