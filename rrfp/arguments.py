@@ -29,7 +29,7 @@ def _is_number(value):
 
 
 def refuse_unsupported(arguments):
-    """Refuse by name what this version does not run.
+    """Refuse by name what this version does not run, and take those arguments out.
 
     Raises:
         ValueError: Names the argument, its value and what to pass instead.
@@ -45,7 +45,7 @@ def refuse_unsupported(arguments):
         "lookahead": ("jit", 1),
     }
     for name, allowed in wanted.items():
-        value = arguments.get(name, allowed[0])
+        value = arguments.pop(name, allowed[0])
         if not any(value is a or (a is not None and a == value) for a in allowed):
             raise ValueError(
                 f"{name} is {value!r}, which is not supported yet; leave it at {allowed[0]!r}."

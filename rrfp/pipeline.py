@@ -248,18 +248,10 @@ def run_pipeline(
     return _run_step(session, modules, arguments)
 
 
-_UNSUPPORTED = (
-    "split_backward", "deterministic", "seed", "lookahead",
-    "edges", "loss_stages", "tied", "agreement_group",
-)  # fmt: skip
-
-
 def _run_step(session, modules, options):
     """One step with the arguments of Pipeline.step or run_pipeline."""
     try:
         refuse_unsupported(options)
-        for name in _UNSUPPORTED:
-            options.pop(name, None)
         request = StepRequest(session.layout, set(modules), **options)
     except Exception as error:  # also what the caller's own iterators raise
         session.refuse(error, options["stall_timeout_s"])

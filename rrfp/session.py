@@ -118,12 +118,25 @@ def step_result(rank_steps, layout, request):
     return StepResult(losses=None, metrics=None, outputs=None, report=report)
 
 
+def _warn_of_dropout(modules):
+    for stage, module in modules.items():
+        for part in module.modules():
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training:
+                logger.warning(
+                    "stage %d drops out at random, and the worker threads of one process share "
+                    "torch's generator: masks depend on timing, and a checkpointed stage may "
+                    "recompute with another mask, which makes its gradient wrong. Use one "
+                    "process per rank.", stage,
+                )
+                return
+
+
 class LocalSession(Session):
     """All ranks are threads of this process."""
 
     def __init__(self, layout):
         super().__init__(layout)
-        self._warned_of_dropout = False
+        self._has_looked_for_dropout = layout.num_ranks == 1
         self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
         logger.info("%d ranks in one process, version %s", layout.num_ranks,
@@ -132,7 +145,9 @@ class LocalSession(Session):
     def _run(self, modules, request):
         decision = decide(request, [request.view()], self.layout)
         self._plan(decision)  # refuses before anything starts
-        self._warn_of_dropout(modules)
+        if not (self._has_looked_for_dropout or request.forward_only):
+            self._has_looked_for_dropout = True
+            _warn_of_dropout(modules)
         modes = CallerModes(request.forward_only)
         rank_steps = [
             self._rank_step(runtime, modules, request, decision, modes)
@@ -146,21 +161,6 @@ class LocalSession(Session):
         if errors:
             self._raise_first(rank_steps, errors)
         return step_result(rank_steps, self.layout, request)
-
-    def _warn_of_dropout(self, modules):
-        if self._warned_of_dropout or self.layout.num_ranks == 1:
-            return
-        for stage, module in modules.items():
-            for part in module.modules():
-                if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training:
-                    self._warned_of_dropout = True
-                    logger.warning(
-                        "stage %d drops out at random, and the worker threads of one process share "
-                        "torch's generator: masks depend on timing, and a checkpointed stage may "
-                        "recompute with another mask, which makes its gradient wrong. Use one "
-                        "process per rank.", stage,
-                    )
-                    return
 
     def _wait(self, rank_steps, finished):
         """Wait for every rank; interruptible. The exceptions of those that ended early."""
