@@ -193,7 +193,7 @@ class ProcessSession(Session):
 
         Bounded by the peers: one that dies or stalls ends this wait with its error.
         """
-        runtime, layout = self._runtime, self.layout
+        runtime = self._runtime
         while not runtime.wait_sends(_FINISH_SLICE_MS):
             pass
         losses = None
