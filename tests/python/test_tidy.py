@@ -25,7 +25,8 @@ SAYS_NOTHING = {"utils", "util", "helper", "helpers", "manager", "common", "misc
 
 
 def files(*suffixes):
-    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != "LICENSE"]
+    found = [path for path in ROOT.iterdir()
+             if path.is_file() and path.name not in ("LICENSE", ".git")]  # a worktree's .git
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     wanted = set(suffixes)
