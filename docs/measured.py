@@ -73,8 +73,7 @@ def simulated():
     return [f"The simulated world: {study[0]['ranks']} ranks, {study[0]['microbatches']} "
             f"microbatches, speed-up over fixed ZB-H1, geometric mean of nine models of "
             f"variability ({study[0]['seeds']} seeds each), messages out of order, by in-flight "
-            "limit and microbatch order. Rows with `split` or ZB need the split backward, which "
-            "the Python surface does not run yet.\n\n"
+            "limit and microbatch order. Rows with `split` or ZB split the backward.\n\n"
             + table(head, cells)
             + f"\n\n(`policy_table`: [{file.name}](benchmarks/results/{file.name}))\n"]
 

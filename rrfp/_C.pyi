@@ -47,6 +47,8 @@ class StepPlan:
         split_backward: bool = False,
         weight_in_order: bool = False,
         waiting: bool = True,
+        forward_in_order: Sequence[int] = (),
+        input_in_order: Sequence[int] = (),
     ) -> None: ...
     @property
     def is_guarded(self) -> bool: ...

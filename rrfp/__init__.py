@@ -19,6 +19,7 @@ from rrfp.errors import (
 from rrfp.pipeline import Pipeline, run_pipeline
 from rrfp.report import RankReport, StepReport, StepResult
 from rrfp.simulation import SimulatedStep, simulate
+from rrfp.task_rng import task_rng
 from rrfp.tasks import Task, TaskKind, parse_task
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "parse_task",
     "run_pipeline",
     "simulate",
+    "task_rng",
 ]
 
 __version__ = build_info()["version"]

@@ -1,7 +1,9 @@
 """What the ranks of a step agree on: one decision out of every rank's view."""
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from rrfp import _C
 
@@ -14,6 +16,9 @@ class Decision:
         microbatch_order: Microbatches by place; empty for the caller's order.
         limits: Units per rank; empty for the hint's default.
         weights: Per microbatch, what its loss counts.
+        weight_in_order: W (unsplit: B) in the step's order; so are the F and the I of the stages
+            in ``forward_in_order`` and ``input_in_order``.
+        seed: Of the random numbers of all tasks.
     """
 
     num_microbatches: int
@@ -24,6 +29,11 @@ class Decision:
     microbatch_order: tuple
     weights: tuple
     forward_only: bool
+    split_backward: bool
+    weight_in_order: bool
+    forward_in_order: tuple
+    input_in_order: tuple
+    seed: int = field(compare=False)  # plans are the same for every seed
 
     def plan(self, layout):
         """The plan of the step.
@@ -40,6 +50,10 @@ class Decision:
             self.slack,
             list(self.limits),
             self.forward_only,
+            self.split_backward,
+            self.weight_in_order,
+            forward_in_order=list(self.forward_in_order),
+            input_in_order=list(self.input_in_order),
         )
 
 
@@ -54,6 +68,9 @@ def decide(request, views, layout):
     _check_same_options(views)
     num_microbatches = _agree_on_microbatches(views, layout)
     costs = _agree_on_costs(views)
+    _check_same_counter(views)
+    traits = {stage: seen for view in views for stage, seen in sorted(view["traits"].items())}
+    is_ordered = request.deterministic
     return Decision(
         num_microbatches=num_microbatches,
         hint=request.hint,
@@ -63,7 +80,22 @@ def decide(request, views, layout):
         microbatch_order=_microbatch_order(request, costs, num_microbatches),
         weights=_weights(request.loss_reduction, num_microbatches),
         forward_only=request.forward_only,
+        split_backward=request.split_backward,
+        weight_in_order=is_ordered,
+        forward_in_order=tuple(s for s, t in traits.items() if is_ordered and t.changes_buffers),
+        input_in_order=tuple(s for s, t in traits.items() if is_ordered and t.is_fused),
+        seed=torch.initial_seed() if request.seed is None else request.seed,
     )
+
+
+def _check_same_counter(views):
+    for rank, view in enumerate(views[1:], start=1):
+        if view["counter"] != views[0]["counter"]:
+            raise ValueError(
+                f"the ranks disagree on how many steps have run: rank 0 counts "
+                f"{views[0]['counter']}, rank {rank} {view['counter']}. Call load_state_dict() "
+                "with the same state on every rank, or on none."
+            )
 
 
 def _check_same_options(views):

@@ -13,7 +13,7 @@ import torch
 
 from rrfp import _C
 from rrfp.boundary import flatten
-from rrfp.hints import normalise_hint
+from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint
 from rrfp.limits import limits_per_rank
 from rrfp.stage import StageInputs
 
@@ -35,9 +35,6 @@ def refuse_unsupported(arguments):
         ValueError: Names the argument, its value and what to pass instead.
     """
     wanted = {
-        "split_backward": (None, False),
-        "deterministic": (False,),
-        "seed": (None,),
         "edges": (None,),
         "loss_stages": (None,),
         "tied": (None,),
@@ -187,6 +184,29 @@ def _normalise_scale(grad_scale):
     return scale
 
 
+def check_state(state):
+    """The step counter in what ``Pipeline.state_dict`` returned.
+
+    Raises:
+        TypeError, ValueError: It is no such dict.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is a {type(state).__name__}; pass what state_dict() returned.")
+    if set(state) != {"step"}:
+        raise ValueError(f"the state has the keys {sorted(map(str, state))}; expected 'step'.")
+    return _count("the step of the state", state["step"], 0)
+
+
+def _normalise_seed(seed):
+    if seed is None:
+        return None
+    if not _is_int(seed):
+        raise TypeError(f"seed is {seed!r}, a {type(seed).__name__}; it must be an int or None.")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; it must fit in 64 bits.")
+    return seed
+
+
 class StepRequest:
     """What one rank asks of a step: options for all, and the tables of its own stages."""
 
@@ -203,6 +223,9 @@ class StepRequest:
         hint,
         slack,
         max_in_flight,
+        split_backward,
+        deterministic,
+        seed,
         microbatch_order,
         costs,
         loss_reduction,
@@ -220,6 +243,9 @@ class StepRequest:
         self.hint, self.order = normalise_hint(hint)
         self.slack = _normalise_slack(slack)
         self.limits = limits_per_rank(max_in_flight, layout)
+        self.deterministic = bool(deterministic)
+        self.split_backward = self._normalise_split(split_backward)
+        self.seed = _normalise_seed(seed)
         self.microbatch_order = microbatch_order
         self.costs = None if costs is None else _numbers("costs", costs, 0)
         self.loss_reduction = _normalise_reduction(loss_reduction)
@@ -273,6 +299,9 @@ class StepRequest:
                     self.slack, self.slack
                 ),
                 "max_in_flight": list(self.limits) or "the default",
+                "split_backward": self.split_backward,
+                "deterministic": self.deterministic,
+                "seed": self.seed,
                 "microbatch_order": _plain(order),
                 "loss_reduction": self.loss_reduction,
                 "return_outputs": self.return_outputs,
@@ -280,6 +309,22 @@ class StepRequest:
                 "forward_only": self.forward_only,
             },
         }
+
+    def _normalise_split(self, split_backward):
+        """Whether backwards run as I and W; None: where the hint or ``deterministic`` needs it."""
+        if split_backward not in (None, False, True):
+            raise TypeError(f"split_backward is {split_backward!r}; use None, True or False.")
+        if self.order:
+            names_halves = has_halves(self.order)
+            if split_backward is not None and bool(split_backward) != names_halves:
+                raise ValueError(
+                    f"split_backward is {split_backward}, but the order given as hint lists "
+                    f"{'I and W' if names_halves else 'B'} tasks; leave split_backward at None."
+                )
+            return names_halves
+        if split_backward is None:
+            return self.deterministic or self.hint in SPLIT_HINTS
+        return bool(split_backward)
 
     def _check_training(self):
         if self.layout.loss_stage in self.own_stages and not self.forward_only:

@@ -36,10 +36,11 @@ class Cut:
     """How to run one graph in two halves.
 
     Attributes:
-        fused_because: Why it must run in one, else None; then the rest is empty.
+        fused_because: Why it must run in one, else None; there are no products then.
         products: The trunk nodes that are put off, each with its product and twig edges,
             ``[(node, product, [edge index])]``.
-        kept: Leaves whose gradients are computed with the input gradients and kept.
+        kept: Leaves whose gradients are computed with the input gradients and kept. Of a fused
+            graph: all its leaves if they could be kept, else none.
         group_of: By twig, the number of the group that must reach its leaves together.
     """
 
@@ -100,18 +101,16 @@ def find_cut(roots, anchor):
     if any(name.startswith("Checkpoint") for name in names):
         return Cut(fused_because=REENTRANT)
     twigs = _Twigs(graph, trunk, starts)
-    kept = tuple(
-        node for node in twigs.kept if type(node).__name__ == _LEAF
-    )
+    kept = tuple(node for node in twigs.kept if type(node).__name__ == _LEAF)
     if any(node.variable._backward_hooks for node in kept):
         return Cut(fused_because=HOOKED)
     if not twigs.products:
         if not kept:
             return Cut(fused_because=NO_PARAMETER)
         if twigs.is_packed or any(_is_packed(node) for node in trunk):
-            return Cut(fused_because=PACKED)
+            return Cut(fused_because=PACKED, kept=kept)
         is_compiled = any(name.startswith("CompiledFunction") for name in names)
-        return Cut(fused_because=COMPILED if is_compiled else NO_PRODUCT)
+        return Cut(fused_because=COMPILED if is_compiled else NO_PRODUCT, kept=kept)
     return Cut(products=tuple(twigs.products), kept=kept, group_of=twigs.groups())
 
 

@@ -1,6 +1,7 @@
 """Hints: which task a rank prefers when several are ready.
 
-By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``fb``, ``b-priority``, ``f-priority``. Or a
+By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``bfw``, ``fb``, ``b-priority``, ``f-priority``,
+``zb-h1``. Or a
 user's own order: a list of the task texts of all ranks (each rank takes its own, as they
 stand), or ``{rank: [texts]}``.
 """
@@ -10,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from rrfp import _C
 from rrfp.tasks import Task
 
-NAMES = ("auto", "1f1b", "gpipe", "bf", "fb", "b-priority", "f-priority")
-_LATER = ("bfw", "interleaved", "zb-h1", "zbv")
+NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1")
+SPLIT_HINTS = ("bfw", "zb-h1", "zbv")  # rank W tasks, so backwards are split
+_LATER = ("interleaved", "zbv")
 
 
 def normalise_hint(hint):
@@ -49,3 +51,11 @@ def normalise_hint(hint):
     for text in texts:
         _C.parse_task(text)
     return "order", texts
+
+
+def has_halves(order):
+    """Whether an order of task texts lists input and weight gradients (I, W), not full backwards.
+
+    An order of forwards alone lists neither, and counts as one of full backwards.
+    """
+    return any(_C.parse_task(text)[1] in "IW" for text in order)

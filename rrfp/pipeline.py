@@ -8,7 +8,13 @@ from collections.abc import Mapping
 
 import torch
 
-from rrfp.arguments import StepRequest, check_timeout, is_timeout, refuse_unsupported
+from rrfp.arguments import (
+    StepRequest,
+    check_state,
+    check_timeout,
+    is_timeout,
+    refuse_unsupported,
+)
 from rrfp.layout import (
     check_modules,
     check_stages_complete,
@@ -131,6 +137,19 @@ class Pipeline:
         """
         return self.step(microbatches, targets, loss_fn, forward_only=True, **options)
 
+    def state_dict(self):
+        """What a resumed run needs to draw the same random numbers: ``{"step": steps run}``."""
+        return {"step": self._session.counter}
+
+    def load_state_dict(self, state):
+        """Go on counting steps where ``state_dict()`` was taken; the same on every rank.
+
+        Raises:
+            TypeError, ValueError: Not such a dict.
+        """
+        step = check_state(state)
+        self._session.counter = step
+
     def close(self):
         """End worker threads and connections; more than once is fine."""
         self._session.close()
@@ -193,13 +212,21 @@ def run_pipeline(
         loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics).
         num_microbatches: Checked against what was given; other ranks learn it by themselves.
         stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
-        hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"fb"``, ``"b-priority"``,
-            ``"f-priority"``, or an order of your own: the task texts of all ranks.
+        hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"bfw"``, ``"fb"``,
+            ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, or an order of your own: the task
+            texts of all ranks.
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
             ``"1f1b+2"`` (ranks behind it, itself, and two more). Default: the number of ranks.
-        split_backward, deterministic, seed: Not supported yet.
+        split_backward: Run each backward as two tasks: I, the gradients that the stage before
+            waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
+            ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are
+            named in the report.
+        deterministic: Add parameter gradients in the order of microbatches, so that they have
+            the same bits in every run, those of a plain loop.
+        seed: Of the random numbers, which depend on it, the step, the stage and the microbatch
+            alone (see ``task_rng``). None: ``torch.initial_seed()`` on rank 0.
         microbatch_order: ``"given"``, ``"mid"`` (by ``costs``: short first and last, long in the
             middle), a list, or a callable of the costs. Results stay in the caller's order.
         costs: One number per microbatch, such as its tokens; on any rank.

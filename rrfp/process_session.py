@@ -120,12 +120,15 @@ class ProcessSession(Session):
 
     def _run(self, modules, request):
         with _Ending(self) as failure:
-            decision = self._agree(request, request.view(), request.stall_timeout_s)
+            view = self._view(modules, request)
+            decision = self._agree(request, view, request.stall_timeout_s)
             modes = CallerModes(request.forward_only)
             rank_step = self._rank_step(self._runtime, modules, request, decision, modes)
             self._step += 1
+            self.counter += 1
             failure.rank_step = rank_step
             rank_step.run(other_thread=False)
+            self._learn(rank_step.stage_step)
             result = step_result([rank_step], self.layout, request)
             self._finish(request, result)
         return result

@@ -65,9 +65,16 @@ class RankReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The ranks of this process in one step; ``str()`` is a table."""
+    """The ranks of this process in one step; ``str()`` is a table.
+
+    Attributes:
+        ranks: A ``RankReport`` each.
+        fused: ``{stage: reason}`` of the stages whose backward was to be split and could not be:
+            I was the whole backward, W did nothing.
+    """
 
     ranks: tuple
+    fused: dict = field(default_factory=dict)
 
     def __str__(self):
         head = ("rank", "wall ms", "compute", "input", "limit", "slack", "host", "tasks", "skips",
@@ -80,7 +87,10 @@ class StepReport:
             rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
                          str(r.skips), f"{r.peak_units} of {limit}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows)
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
+        for stage, reason in self.fused.items():
+            lines.append(f"stage {stage} is fused: {reason}")
+        return "\n".join(lines)
 
 
 @dataclass

@@ -21,6 +21,8 @@ from rrfp.modes import CallerModes
 from rrfp.report import StepReport, StepResult, rank_report
 from rrfp.settings import SETTINGS
 from rrfp.stage import LossRule, StageStep
+from rrfp.stage_traits import TraitsMemory
+from rrfp.task_rng import StepRandom
 from rrfp.worker import RankStep, Worker
 
 logger = logging.getLogger("rrfp")
@@ -33,13 +35,21 @@ _MAX_PLANS = 16
 
 
 class Session:
-    """What local and process sessions share: plans, stage steps, results, closing."""
+    """What local and process sessions share: plans, stage steps, results, closing.
+
+    Attributes:
+        shares_process: Whether several ranks are threads of this process.
+    """
+
+    shares_process = False
 
     def __init__(self, layout):
         self.layout = layout
         self.closed_because = None
         self._plans = {}
         self._step = 0
+        self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
+        self._traits = TraitsMemory()
         self._in_step = threading.Lock()
         _open_sessions.add(self)
 
@@ -69,6 +79,25 @@ class Session:
             _open_sessions.discard(self)
             self._end()
 
+    def _view(self, modules, request):
+        """What this process tells the other ranks about the step it asks for."""
+        view = request.view()
+        view["counter"] = self.counter
+        view["traits"] = {}
+        if request.deterministic:
+            view["traits"] = {s: self._traits.traits(s, m) for s, m in modules.items()}
+        return view
+
+    def _learn(self, stage_step):
+        """Remember for later steps what a training step showed about a stage."""
+        if stage_step.buffers is not None and not stage_step.forward_only:
+            is_fused = stage_step.fused_because is not None
+            self._traits.learn(
+                stage_step.stage,
+                is_fused if is_fused or stage_step.has_split else None,
+                stage_step.buffers.has_changed,
+            )
+
     def _plan(self, decision):
         plan = self._plans.get(decision)
         if plan is None:
@@ -92,6 +121,8 @@ class Session:
             modes,
             request.forward_only,
             request.return_outputs,
+            deterministic=request.deterministic,
+            in_order=request.deterministic and stage not in decision.input_in_order,
         )
 
     def _rank_step(self, runtime, modules, request, decision, modes):
@@ -99,11 +130,16 @@ class Session:
         stage_step = self._stage_step(stage, modules[stage], request, decision, modes)
         timeout_ms = max(1, int(1000 * request.stall_timeout_s))
         plan = self._plan(decision)
-        return RankStep(runtime, plan, self.layout, stage_step, modes, self._step, timeout_ms)
+        random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
+        return RankStep(
+            runtime, plan, self.layout, stage_step, modes, random, self._step, timeout_ms
+        )
 
 
 def step_result(rank_steps, layout, request):
-    report = StepReport(tuple(rank_report(rank_step) for rank_step in rank_steps))
+    stage_steps = [rank_step.stage_step for rank_step in rank_steps]
+    fused = {s.stage: s.fused_because for s in stage_steps if s.fused_because is not None}
+    report = StepReport(tuple(rank_report(rank_step) for rank_step in rank_steps), fused)
     for rank_step in rank_steps:
         stage_step = rank_step.stage_step
         if stage_step.stage == layout.loss_stage:
@@ -118,49 +154,51 @@ def step_result(rank_steps, layout, request):
     return StepResult(losses=None, metrics=None, outputs=None, report=report)
 
 
-def _warn_of_dropout(modules):
-    for stage, module in modules.items():
-        for part in module.modules():
-            if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training:
-                logger.warning(
-                    "stage %d drops out at random, and the worker threads of one process share "
-                    "torch's generator: masks depend on timing, and a checkpointed stage may "
-                    "recompute with another mask, which makes its gradient wrong. Use one "
-                    "process per rank.", stage,
-                )
-                return
-
-
 class LocalSession(Session):
     """All ranks are threads of this process."""
 
     def __init__(self, layout):
         super().__init__(layout)
-        self._has_looked_for_dropout = layout.num_ranks == 1
+        self.shares_process = layout.num_ranks > 1
+        self._has_warned_of_draws = False
         self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
         logger.info("%d ranks in one process, version %s", layout.num_ranks,
                     _C.build_info()["version"])
 
     def _run(self, modules, request):
-        decision = decide(request, [request.view()], self.layout)
+        decision = decide(request, [self._view(modules, request)], self.layout)
         self._plan(decision)  # refuses before anything starts
-        if not (self._has_looked_for_dropout or request.forward_only):
-            self._has_looked_for_dropout = True
-            _warn_of_dropout(modules)
         modes = CallerModes(request.forward_only)
         rank_steps = [
             self._rank_step(runtime, modules, request, decision, modes)
             for runtime in self._runtimes
         ]
         self._step += 1
+        self.counter += 1
         finished = queue.SimpleQueue()
         for worker, rank_step in zip(self._workers, rank_steps):
             worker.submit(rank_step, finished)
+        state = torch.default_generator.get_state()
         errors = self._wait(rank_steps, finished)
+        self._check_not_drawn(state)
         if errors:
             self._raise_first(rank_steps, errors)
+        for rank_step in rank_steps:
+            self._learn(rank_step.stage_step)
         return step_result(rank_steps, self.layout, request)
+
+    def _check_not_drawn(self, state):
+        """Say once if numbers came from torch's own generator, which the ranks here share."""
+        if self.shares_process and not self._has_warned_of_draws:
+            if not torch.equal(state, torch.default_generator.get_state()):
+                self._has_warned_of_draws = True
+                logger.warning(
+                    "torch's default generator was used while stages ran. If a stage drew from it "
+                    "past rrfp (a C++ extension may), its numbers depend on timing, and a "
+                    "checkpointed stage may recompute with others: use one process per rank. If "
+                    "another thread of yours did (loading data), all is well."
+                )
 
     def _wait(self, rank_steps, finished):
         """Wait for every rank; interruptible. The exceptions of those that ended early."""

@@ -52,6 +52,7 @@ def simulate(
     hint="auto",
     slack="auto",
     max_in_flight=None,
+    split_backward=None,
     microbatch_order="given",
     costs=None,
     forward_only=False,
@@ -61,12 +62,12 @@ def simulate(
 
     Args:
         durations: Seconds per task: ``{(kind, stage, microbatch): seconds}`` with kind ``"F"``
-            or ``"B"``, or a callable of these three.
+            or ``"B"`` (split: ``"F"``, ``"I"``, ``"W"``), or a callable of these three.
         num_stages: Stages of the chain, one per rank.
         num_microbatches: Microbatches of the step.
         latency: Seconds between a task's end and the arrival of its result: a number, or a
             callable of the finished task's kind, stage and microbatch.
-        hint, slack, max_in_flight, microbatch_order, costs, forward_only: As in
+        hint, slack, max_in_flight, split_backward, microbatch_order, costs, forward_only: As in
             ``run_pipeline``.
         fifo_links: Messages between two ranks arrive in the order sent.
 
@@ -95,6 +96,9 @@ def simulate(
         hint=hint,
         slack=slack,
         max_in_flight=max_in_flight,
+        split_backward=split_backward,
+        deterministic=False,
+        seed=0,
         microbatch_order=microbatch_order,
         costs=costs,
         loss_reduction="sum",
@@ -104,12 +108,16 @@ def simulate(
         forward_only=forward_only,
         stall_timeout_s=1.0,
     )
-    plan = decide(request, [request.view()], layout).plan(layout)
-    kinds = "F" if forward_only else "FB"
+    view = {**request.view(), "counter": 0, "traits": {}}
+    plan = decide(request, [view], layout).plan(layout)
+    kinds = "FIW" if request.split_backward else "FB"
+    used = "F" if forward_only else kinds
+    # A weight gradient is sent nowhere.
+    sent = used.replace("W", "")
     result = _C.simulate(
         plan,
-        _table("durations", _lookup(durations), kinds, num_stages, num_microbatches),
-        _table("latency", _latency(latency), kinds, num_stages, num_microbatches),
+        _table("durations", _lookup(durations), kinds, used, num_stages, num_microbatches),
+        _table("latency", _latency(latency), kinds, sent, num_stages, num_microbatches),
         fifo_links,
     )
     if not result.finished:
@@ -148,13 +156,13 @@ def _latency(latency):
     return latency if callable(latency) else lambda kind, stage, microbatch: latency
 
 
-def _table(name, seconds_of, kinds, num_stages, num_microbatches):
-    """Nanoseconds by kind F and B, stage and microbatch, in one list."""
+def _table(name, seconds_of, kinds, used, num_stages, num_microbatches):
+    """Nanoseconds by kind, stage and microbatch, in one list; 0 for kinds that are not used."""
     table = []
-    for kind in "FB":
+    for kind in kinds:
         for stage in range(num_stages):
             for microbatch in range(num_microbatches):
-                seconds = seconds_of(kind, stage, microbatch) if kind in kinds else 0.0
+                seconds = seconds_of(kind, stage, microbatch) if kind in used else 0.0
                 if not 0 <= seconds < 1e9:
                     raise ValueError(
                         f"{name} of {stage}{kind}{microbatch} is {seconds!r}; it must be at "

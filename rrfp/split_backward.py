@@ -13,7 +13,7 @@ the other way round: nobody waits for I, so W is the whole.
 import torch
 from torch.autograd.graph import GradientEdge
 
-from rrfp.gradient_graph import edge_node, find_cut
+from rrfp.gradient_graph import NO_PARAMETER, edge_node, find_cut
 
 # W hands gradients to the parameters whenever it has computed this much.
 _BATCH_BYTES = 64 << 20
@@ -52,8 +52,8 @@ class _Whole(WeightHalf):
 class _Pieces(WeightHalf):
     """The products put off, and the gradients that I has kept."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, fused_because):
+        super().__init__(fused_because)
         self._waiting = []  # (product, edge indices, twig edges, group, gradient, versions)
         self._kept = []  # (edge of the leaf, gradient)
 
@@ -112,6 +112,8 @@ class _Pieces(WeightHalf):
             torch.autograd.backward(edges, gradients)
 
     def shares_memory(self, tensor):
+        if tensor.layout is not torch.strided:
+            return False
         address = tensor.untyped_storage().data_ptr()
         return any(
             held.untyped_storage().data_ptr() == address
@@ -134,15 +136,17 @@ def _check_versions(versions):
             )
 
 
-def run_input_half(roots, gradients, anchor):
+def run_input_half(roots, gradients, anchor, in_order=False):
     """Run I and return the ``WeightHalf`` for W.
 
     Args:
         roots: Outputs of the stage that take a gradient.
         gradients: One for each root, none of them None.
         anchor: The leaf behind the stage's received inputs; None when they take no gradient.
+        in_order: No parameter gradient may be added before W, not even of a fused graph.
 
     Raises:
+        RuntimeError: ``in_order``, and the graph can neither be split nor kept.
         What hooks, custom functions and torch's autograd raise.
     """
     if not roots:
@@ -150,10 +154,16 @@ def run_input_half(roots, gradients, anchor):
     cut = None if anchor is None else find_cut(roots, anchor)
     if cut is None:
         return _Whole(roots, gradients)
-    if cut.fused_because is not None:
+    if cut.fused_because is not None and not (in_order and cut.kept):
+        if in_order and cut.fused_because != NO_PARAMETER:
+            raise RuntimeError(
+                f"the backward of this stage could be split in earlier steps and now it cannot: "
+                f"{cut.fused_because}. A deterministic step needs to know that beforehand; build "
+                "a new Pipeline after such a change."
+            )
         torch.autograd.backward(roots, gradients)
         return WeightHalf(cut.fused_because)
-    pieces = _Pieces()
+    pieces = _Pieces(cut.fused_because)
     for node, product, indices in cut.products:
         pieces.watch(node, product, indices, cut.group_of)
     targets = [GradientEdge(edge_node(anchor), 0)] + [GradientEdge(leaf, 0) for leaf in cut.kept]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
+from rrfp.split_backward import run_input_half
+from rrfp.stage_traits import BufferWatch
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
@@ -77,7 +79,7 @@ class StageStep:
     """A stage's tasks in one step; used by its rank's worker only."""
 
     def __init__(self, stage, module, given, loss_rule, num_microbatches, modes, forward_only,
-                 return_outputs):
+                 return_outputs, deterministic=False, in_order=False):
         self.stage = stage
         self.module = module
         self.given = given
@@ -85,10 +87,15 @@ class StageStep:
         self.modes = modes
         self.forward_only = forward_only
         self.return_outputs = return_outputs
+        self.in_order = in_order  # parameter gradients are added by W alone
+        self.fused_because = None  # why the last I was the whole backward, if one was
+        self.has_split = False  # an I has left something for its W, or had nothing to leave
+        self.buffers = BufferWatch(module) if deterministic else None
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
         self.outputs = [None] * num_microbatches
-        self._saved = [None] * num_microbatches  # (roots, box, held) from F to B
+        self._saved = [None] * num_microbatches  # (roots, box, held) from F to B or I
+        self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._anchor = torch.zeros((), device="cpu", requires_grad=True)
         self._kept = {  # memory that the module holds on to and may change
@@ -119,6 +126,8 @@ class StageStep:
         else:
             with autocast:
                 output, loss = self._call(microbatch, args, kwargs)
+        if self.buffers is not None:
+            self.buffers.look()
         if self.loss_rule is not None:
             self._keep_loss(microbatch, output, loss, box, args, kwargs)
             return None
@@ -129,20 +138,48 @@ class StageStep:
 
         Returns the gradients for the stage before as a parcel; None on a source stage.
         """
-        roots, box, held = self._saved[microbatch]
+        roots, gradients, box = self._begin_backward(microbatch, parcel)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        del roots, gradients
+        if self.given.inputs is not None:
+            return None
+        return gradients_parcel(self._own_gradients(box))
+
+    def input_gradient(self, microbatch, parcel):
+        """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
+        roots, gradients, box = self._begin_backward(microbatch, parcel)
+        anchor = None if box is None else self._anchor
+        half = run_input_half(roots, gradients, anchor, self.in_order)
+        del roots, gradients
+        self._weight_halves[microbatch] = half
+        if half.fused_because is None:
+            self.has_split = True
+        else:
+            self.fused_because = half.fused_because
+        if self.given.inputs is not None:
+            return None
+        return gradients_parcel([
+            gradient.clone() if gradient is not None and half.shares_memory(gradient) else gradient
+            for gradient in self._own_gradients(box)
+        ])
+
+    def weight_gradient(self, microbatch):
+        """Run W: add what I left to the parameters' ``.grad``."""
+        half, self._weight_halves[microbatch] = self._weight_halves[microbatch], None
+        half.run()
+
+    def _begin_backward(self, microbatch, parcel):
+        """(outputs that get a gradient, those gradients, box) of a microbatch, taken out."""
+        roots, box, _ = self._saved[microbatch]
         self._saved[microbatch] = None
         gradients = [self._seed(microbatch, roots[0])] if parcel is None else parcel.leaves
         if any(gradient is None for gradient in gradients):
             pairs = [(r, g) for r, g in zip(roots, gradients) if g is not None]
             roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        del roots, gradients, held
         if not self.return_outputs:
             self._forget(microbatch)
-        if self.given.inputs is not None:
-            return None
-        return gradients_parcel(self._own_gradients(box))
+        return roots, gradients, box
 
     def _call(self, microbatch, args, kwargs):
         output = self.module(*args, **kwargs)

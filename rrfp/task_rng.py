@@ -122,8 +122,7 @@ _install_lock = threading.Lock()
 _libraries = []
 _key_set = _below = None
 _swap_lock = threading.Lock()
-_TRACING_MODES = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode",
-                  "PreDispatchTorchFunctionMode")
+_TRACING_MODES = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
 _num_active = 0
 
 

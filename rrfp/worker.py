@@ -15,11 +15,14 @@ _CLAIM_TIMEOUT_MS = 60_000
 class RankStep:
     """One rank in one step: the plan, its stage and the runtime that says what comes next."""
 
-    def __init__(self, runtime, plan, layout, stage_step, modes, step, stall_timeout_ms):
+    def __init__(
+        self, runtime, plan, layout, stage_step, modes, random, step, stall_timeout_ms
+    ):
         self.runtime = runtime
         self.plan = plan
         self.stage_step = stage_step
         self.modes = modes
+        self.random = random
         self.step = step
         self.stall_timeout_ms = stall_timeout_ms
         self.times = None
@@ -36,7 +39,7 @@ class RankStep:
             StatusError: The step ended early, here or elsewhere; every rank has been told.
         """
         runtime = self.runtime
-        with self.modes.adopted(other_thread):
+        with self.modes.adopted(other_thread), self.random.active():
             runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
             tasks = self.plan.tasks(runtime.rank)
             while True:
@@ -63,10 +66,16 @@ class RankStep:
         if type(parcel) is _C.Inbound:
             parcel = decode(parcel)
         del inputs
+        stage_step = self.stage_step
+        self.random.begin(kind, stage_step.stage, microbatch)
         if kind == "F":
-            result, target = self.stage_step.forward(microbatch, parcel), self._next_stage
+            result, target = stage_step.forward(microbatch, parcel), self._next_stage
+        elif kind == "W":
+            result, target = stage_step.weight_gradient(microbatch), None
+        elif kind == "I":
+            result, target = stage_step.input_gradient(microbatch, parcel), self._last_stage
         else:
-            result, target = self.stage_step.backward(microbatch, parcel), self._last_stage
+            result, target = stage_step.backward(microbatch, parcel), self._last_stage
         if result is None:
             return
         if runtime.shares_address_space:

@@ -37,17 +37,21 @@ Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOp
       microbatch_at_place_(inverse(place_of_microbatch)),
       forwards_claimed_(table.num_microbatches(), 0),
       held_by_(table.num_microbatches(), 0),
-      next_weight_place_(table.num_chunks(), 0) {
+      next_place_(table.num_classes(), 0) {
   RRFP_INVARIANT(times != nullptr || !options.waits(), "waiting needs the usual times");
   RRFP_INVARIANT(place_of_microbatch.size() == forwards_claimed_.size(),
                  "the step's microbatch order has another length than the step");
   RRFP_INVARIANT(options.slack >= kUnlimited && options.limit_units >= kUnlimited,
                  "slack and limit are counts, or kUnlimited");
+  RRFP_INVARIANT(options.weight_in_order ||
+                     (options.forward_in_order.empty() && options.input_in_order.empty()),
+                 "forwards and input gradients in order need weight gradients in order");
   RRFP_INVARIANT(options.slack != 0 || !options.units_returned ||
                      options.limit_units == kUnlimited ||
                      options.limit_units >= order.peak_units(),
                  "the limit is below the peak of the fixed order");
   for (std::int32_t task_class = 0; task_class < table.num_classes(); ++task_class) {
+    keeps_order_.push_back(keeps_order(task_class));
     switch (table.kind_of_class(task_class)) {
       case TaskKind::kForward: forward_classes_.push_back(task_class); break;
       case TaskKind::kBackward:
@@ -123,7 +127,7 @@ std::int32_t Arbiter::select_by_rule(HeldBack& held) {
 
 std::int32_t Arbiter::best_by_position(HeldBack& held) {
   std::int32_t best = best_weight_grad();
-  for (const std::int32_t c : backward_classes_) best = lower_position(best, gradient_head_of(c));
+  for (const std::int32_t c : backward_classes_) best = lower_position(best, head_of(c));
   for (const std::int32_t c : forward_classes_) best = lower_position(best, forward_of(c, held));
   return best;
 }
@@ -140,7 +144,7 @@ std::int32_t Arbiter::best_forward(HeldBack& held) {
 std::int32_t Arbiter::best_backward() {
   std::int32_t best = kNone;
   for (const std::int32_t c : backward_classes_) {
-    best = lower_position(best, gradient_head_of(c));
+    best = lower_position(best, head_of(c));
     if (best != kNone && !position_decides()) break;
   }
   return best;
@@ -148,7 +152,7 @@ std::int32_t Arbiter::best_backward() {
 
 std::int32_t Arbiter::best_weight_grad() {
   std::int32_t best = kNone;
-  for (const std::int32_t c : weight_classes_) best = lower_position(best, gradient_head_of(c));
+  for (const std::int32_t c : weight_classes_) best = lower_position(best, head_of(c));
   return best;
 }
 
@@ -164,24 +168,34 @@ std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
   };
   // The others of the class stand later, and the limit treats them alike, but for the earliest.
   if (may_run(head)) return head;
-  if (options_.admission == AdmissionRule::kLevelled) return kNone;
+  if (options_.admission == AdmissionRule::kLevelled || keeps_order_[task_class]) return kNone;
   const std::int32_t earliest =
       table_.local_in(task_class, microbatch_at_place_[earliest_place_]);
   return earliest != head && is_ready(earliest) && may_run(earliest) ? earliest : kNone;
 }
 
 std::int32_t Arbiter::head_of(std::int32_t task_class) {
-  const std::int32_t index = ready_.head(task_class);
-  return index < 0 ? kNone : order_.local_in_class(task_class, index);
-}
-
-std::int32_t Arbiter::gradient_head_of(std::int32_t task_class) {
-  const bool is_weight = table_.kind_of_class(task_class) != TaskKind::kInputGrad;
-  if (!options_.weight_in_order || !is_weight) return head_of(task_class);
-  const std::int32_t place = next_weight_place_[table_.chunk_of_class(task_class)];
+  if (!keeps_order_[task_class]) {
+    const std::int32_t index = ready_.head(task_class);
+    return index < 0 ? kNone : order_.local_in_class(task_class, index);
+  }
+  const std::int32_t place = next_place_[task_class];
   if (place == table_.num_microbatches()) return kNone;
   const std::int32_t next = table_.local_in(task_class, microbatch_at_place_[place]);
   return is_ready(next) ? next : kNone;
+}
+
+bool Arbiter::keeps_order(std::int32_t task_class) const {
+  const auto named = [&](const std::vector<bool>& chunks) {
+    return !chunks.empty() && chunks[table_.chunk_of_class(task_class)];
+  };
+  switch (table_.kind_of_class(task_class)) {
+    case TaskKind::kForward: return named(options_.forward_in_order);
+    case TaskKind::kInputGrad: return named(options_.input_in_order);
+    case TaskKind::kBackward:
+    case TaskKind::kWeightGrad: return options_.weight_in_order;
+  }
+  return false;
 }
 
 std::int32_t Arbiter::lower_position(std::int32_t local, std::int32_t other) const {
@@ -248,6 +262,11 @@ std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
 }
 
 bool Arbiter::would_precede(std::int32_t announced, std::int32_t chosen) const {
+  const std::int32_t task_class = table_.class_of(announced);
+  if (keeps_order_[task_class] &&
+      microbatch_at_place_[next_place_[task_class]] != table_.microbatch_of(announced)) {
+    return false;  // others of its class run before it
+  }
   const bool before_weight = kind_of(chosen) == TaskKind::kWeightGrad;
   if (kind_of(announced) == TaskKind::kForward &&
       (!before_weight || !within_slack(announced) || !admits(announced))) {
@@ -274,6 +293,7 @@ std::int32_t Arbiter::free_units() const {
 void Arbiter::move_units(std::int32_t local) {
   const std::int32_t microbatch = table_.microbatch_of(local);
   std::int32_t taken = 0;
+  ++next_place_[table_.class_of(local)];
   switch (table_.kind_of_class(table_.class_of(local))) {
     case TaskKind::kForward:
       taken = 1;
@@ -285,10 +305,7 @@ void Arbiter::move_units(std::int32_t local) {
       break;
     case TaskKind::kInputGrad: break;  // the unit stays until its W
     case TaskKind::kBackward:
-    case TaskKind::kWeightGrad:
-      taken = -1;
-      ++next_weight_place_[table_.chunk_of_class(table_.class_of(local))];
-      break;
+    case TaskKind::kWeightGrad: taken = -1; break;
   }
   if (!options_.units_returned) return;
   units_held_ += taken;

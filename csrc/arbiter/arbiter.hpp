@@ -26,7 +26,9 @@
 //            F of e, may still run.
 // Rounds     BF and FB alternate; a round that finds nothing for its second half is over.
 // In order   `weight_in_order`: what completes the parameter gradients of a stage (W, else B)
-//            runs in the step's order of microbatches, stage by stage.
+//            runs in the step's order of microbatches, stage by stage; likewise the F and the I
+//            of the chunks that `forward_in_order` and `input_in_order` name. Such a class is
+//            never blocked for the earliest microbatch, so "earliest" stays free of deadlock.
 // Waiting    B and I start at once. Before an F or a W starts, an announced task that the rule
 //            would take first is waited for, if it is due within a share of what the F or W
 //            usually takes; announced forwards count for a W only, and only if admissible. What
@@ -74,6 +76,8 @@ struct ArbiterOptions {
   AdmissionRule admission = AdmissionRule::kLevelled;
   bool units_returned = true;  // false for forward-only steps: no unit is taken at all
   bool weight_in_order = false;
+  std::vector<bool> forward_in_order = {};  // by chunk; empty: none. Need weight_in_order
+  std::vector<bool> input_in_order = {};
   // The share of its usual duration that an F, a W waits at most; 0: starts at once.
   double forward_patience = 0;
   double weight_patience = 0;
@@ -135,8 +139,8 @@ class Arbiter {
 
   // The forward of the class that the rank may claim, or -1.
   std::int32_t forward_of(std::int32_t task_class, HeldBack& held);
-  std::int32_t head_of(std::int32_t task_class);
-  std::int32_t gradient_head_of(std::int32_t task_class);  // heeds weight_in_order
+  std::int32_t head_of(std::int32_t task_class);  // heeds the order it keeps
+  bool keeps_order(std::int32_t task_class) const;
   std::int32_t lower_position(std::int32_t local, std::int32_t other) const;
   TaskKind kind_of(std::int32_t local) const {
     return table_.kind_of_class(table_.class_of(local));
@@ -179,7 +183,8 @@ class Arbiter {
   std::vector<std::int32_t> held_by_;           // units, by microbatch
   std::int32_t earliest_place_ = 0;             // num_microbatches: all forwards are claimed
 
-  std::vector<std::int32_t> next_weight_place_;  // by chunk: of its next weight gradient
+  std::vector<bool> keeps_order_;         // by class: runs in the step's order of microbatches
+  std::vector<std::int32_t> next_place_;  // by class: how many of it have been claimed
 };
 
 }  // namespace rrfp

@@ -37,7 +37,9 @@ std::shared_ptr<StepPlan> make_plan(std::shared_ptr<const StageGraph> graph,
                                     std::vector<std::int32_t> microbatch_order, std::string hint,
                                     const std::vector<std::string>& order, std::int32_t slack,
                                     std::vector<std::int32_t> limits, bool forward_only,
-                                    bool split_backward, bool weight_in_order, bool waiting) {
+                                    bool split_backward, bool weight_in_order, bool waiting,
+                                    std::vector<std::int32_t> forward_in_order,
+                                    std::vector<std::int32_t> input_in_order) {
   StepOptions options;
   options.num_microbatches = num_microbatches;
   options.microbatch_order = std::move(microbatch_order);
@@ -49,6 +51,8 @@ std::shared_ptr<StepPlan> make_plan(std::shared_ptr<const StageGraph> graph,
   options.split_backward = split_backward;
   options.weight_in_order = weight_in_order;
   options.waiting = waiting;
+  options.forward_in_order = std::move(forward_in_order);
+  options.input_in_order = std::move(input_in_order);
   return std::make_shared<StepPlan>(std::move(graph), std::move(options));
 }
 
@@ -89,7 +93,9 @@ void bind_plan(py::module_& module) {
       .def(py::init(&make_plan), py::arg("graph"), py::arg("num_microbatches"),
            py::arg("microbatch_order"), py::arg("hint"), py::arg("order"), py::arg("slack"),
            py::arg("limits"), py::arg("forward_only"), py::arg("split_backward") = false,
-           py::arg("weight_in_order") = false, py::arg("waiting") = true)
+           py::arg("weight_in_order") = false, py::arg("waiting") = true,
+           py::arg("forward_in_order") = std::vector<std::int32_t>(),
+           py::arg("input_in_order") = std::vector<std::int32_t>())
       .def("tasks", &tasks_of, py::arg("rank"), "The rank's tasks by the index claim() answers.")
       .def("order", &order_of, py::arg("rank"), "The rank's task texts by hint position.")
       .def_property_readonly("is_guarded", &sim::is_guarded, "Whether guard() has a say in it.")

@@ -271,11 +271,21 @@ void StepPlan::set_limits() {
 ArbiterOptions StepPlan::arbiter_options(std::int32_t rank) const {
   const bool is_levelled =
       graph_->is_chain() && options_.slack == kUnlimited && !options_.weight_in_order;
+  const auto chunks_of = [&](const std::vector<std::int32_t>& stages) {
+    std::vector<bool> chunks;
+    if (stages.empty()) return chunks;
+    for (const std::int32_t stage : graph_->stages_of(rank)) {
+      chunks.push_back(std::find(stages.begin(), stages.end(), stage) != stages.end());
+    }
+    return chunks;
+  };
   return {.slack = options_.slack,
           .limit_units = limits_.at(rank),
           .admission = is_levelled ? AdmissionRule::kLevelled : AdmissionRule::kEarliest,
           .units_returned = !options_.forward_only,
           .weight_in_order = options_.weight_in_order,
+          .forward_in_order = chunks_of(options_.forward_in_order),
+          .input_in_order = chunks_of(options_.input_in_order),
           .forward_patience = forward_patience_,
           .weight_patience = weight_patience_};
 }

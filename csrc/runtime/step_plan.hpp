@@ -26,6 +26,8 @@ struct StepOptions {
   bool forward_only = false;         // only F tasks, no units; other tasks of `order` are skipped
   bool split_backward = false;       // I and W in the place of B
   bool weight_in_order = false;      // W (unsplit: B) in the step's order of microbatches
+  std::vector<std::int32_t> forward_in_order = {};  // stages whose F run so as well,
+  std::vector<std::int32_t> input_in_order = {};    // and I; both need weight_in_order
   bool waiting = true;               // hint "auto" may wait for announced tasks, on chains
 };
 

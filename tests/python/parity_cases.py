@@ -10,7 +10,10 @@ FACTORS = {
     "mode": ["threads", "processes"],
     "num_ranks": [1, 2, 3, 4],
     "count": ["1", "2", "P", "2P+1", "16"],
-    "hint": ["gpipe", "1f1b", "bf", "fb", "b-priority", "f-priority", "auto", "user"],
+    "hint": ["gpipe", "1f1b", "bf", "fb", "b-priority", "f-priority", "auto", "user",
+             "bfw", "zb-h1"],
+    "split": [None, True],
+    "deterministic": [False, True],
     "slack": [0, 3, None, "auto"],
     "limit": ["least", "list", "P", "2P", "1f1b+2", "default", "unlimited"],
     "reduction": ["mean", "sum", "weights"],
@@ -33,6 +36,8 @@ class Case:
     num_ranks: int
     count: str
     hint: str
+    split: bool | None
+    deterministic: bool
     slack: int | str | None
     limit: str
     reduction: str
@@ -106,7 +111,12 @@ def is_allowed(first, second):
     """Whether two (factor, value) pairs may stand in one case."""
     pair = dict([first, second])
     # An order of the user names the caller's indices, so it needs the caller's order.
-    return not (pair.get("hint") == "user" and pair.get("order", "given") != "given")
+    # It also says itself whether backwards are split, and in which order they run.
+    if pair.get("hint") == "user":
+        return pair.get("order", "given") == "given" and not (
+            pair.get("split") or pair.get("deterministic")
+        )
+    return True
 
 
 def is_valid(row):

@@ -40,6 +40,8 @@ def step_options(case, costs):
     options = {
         "hint": case.user_order if case.hint == "user" else case.hint,
         "slack": case.slack,
+        "split_backward": case.split,
+        "deterministic": case.deterministic,
         "max_in_flight": case.max_in_flight(),
         "loss_reduction": factors_of(case)[1],
         "grad_scale": case.grad_scale,

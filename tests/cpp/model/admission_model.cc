@@ -209,6 +209,8 @@ TEST_CASE(backwards_in_order_never_deadlock_under_the_earliest_rule) {
         of.weight_in_order = true;
         of.admission = AdmissionRule::kEarliest;
         for_all_limits(of, num_chunks, num_chunks * m, expect_no_deadlock);
+        of.all_in_order = true;
+        for_all_limits(of, num_chunks, num_chunks * m, expect_no_deadlock);
       }
     }
   }

@@ -26,6 +26,7 @@ struct AdmissionCase {
   std::int32_t slack = kUnlimited;
   AdmissionRule admission = AdmissionRule::kLevelled;
   bool weight_in_order = false;
+  bool all_in_order = false;  // F and I as well
   std::vector<std::int32_t> limits;       // by rank
 };
 
@@ -95,10 +96,13 @@ class AdmissionWorld {
   // Fresh arbiters, and one task per move: the one that arrived or was claimed.
   std::vector<Task> replay(std::size_t n, std::vector<std::unique_ptr<ArbiterUnderTest>>& ranks) {
     for (std::int32_t rank = 0; rank < case_.num_ranks; ++rank) {
+      const std::vector<bool> in_order(case_.all_in_order ? tables_[rank].num_chunks() : 0, true);
       const ArbiterOptions options{.slack = case_.slack,
                                    .limit_units = case_.limits[rank],
                                    .admission = case_.admission,
-                                   .weight_in_order = case_.weight_in_order};
+                                   .weight_in_order = case_.weight_in_order,
+                                   .forward_in_order = in_order,
+                                   .input_in_order = in_order};
       ranks.push_back(std::make_unique<ArbiterUnderTest>(tables_[rank], *orders_[rank], options,
                                                          places_));
     }

@@ -84,9 +84,9 @@ class Twin {
       const bool forward = s_.order[p].kind == TaskKind::kForward;
       if (s_.options.slack == 0
               ? p != first
-              : forward ? s_.options.slack > 0 && p > first + s_.options.slack &&
-                              !has_begun_earliest(s_.order[p], kept)
-                        : s_.options.weight_in_order && !is_next_weight(s_.order[p])) {
+              : must_wait_for_place(s_.order[p]) ||
+                    (forward && s_.options.slack > 0 && p > first + s_.options.slack &&
+                     !has_begun_earliest(s_.order[p], kept))) {
         slack = true;
       } else if (forward && s_.options.slack != 0 && !admitted(s_.order[p], kept)) {
         limit = true;
@@ -121,17 +121,24 @@ class Twin {
 
   // Whether all of its kind, stage and lower place have run; tasks that give no unit back may
   // run in any order.
-  bool is_next_weight(const Task& task) const {
-    if (!gives_back(task.kind)) return true;
+  // Whether another of its kind and stage comes first in the step's order, where that is kept.
+  bool must_wait_for_place(const Task& task) const {
+    const auto& forwards = s_.options.forward_in_order;
+    const auto& inputs = s_.options.input_in_order;
+    const bool kept = gives_back(task.kind) ? s_.options.weight_in_order
+                      : task.kind == TaskKind::kForward
+                          ? !forwards.empty() && forwards[task.stage]
+                          : !inputs.empty() && inputs[task.stage];
+    if (!kept) return false;
     for (std::size_t p = 0; p < s_.order.size(); ++p) {
       const Task& other = s_.order[p];
       if (other.kind == task.kind && other.stage == task.stage &&
           s_.places[other.microbatch] < s_.places[task.microbatch] &&
           claimed.count(static_cast<std::int32_t>(p)) == 0) {
-        return false;
+        return true;
       }
     }
-    return true;
+    return false;
   }
 
   bool admitted(const Task& task, std::int32_t earliest) const {
@@ -198,6 +205,12 @@ Setting draw(std::mt19937_64& random) {
   }
   s.options.slack = std::vector<std::int32_t>{0, 1, 3, kUnlimited}[pick(4)];
   s.options.weight_in_order = pick(3) == 0;
+  if (s.options.weight_in_order) {
+    for (std::int32_t c = 0; c < s.num_chunks; ++c) {
+      s.options.forward_in_order.push_back(pick(2) == 0);
+      s.options.input_in_order.push_back(pick(2) == 0);
+    }
+  }
   const bool may_be_level = s.options.slack <= 0 && !s.options.weight_in_order;
   s.options.admission =
       may_be_level && pick(2) == 0 ? AdmissionRule::kLevelled : AdmissionRule::kEarliest;

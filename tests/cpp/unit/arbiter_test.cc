@@ -238,6 +238,23 @@ TEST_CASE(weights_run_in_the_steps_order) {
   CHECK(full.run() == "0F0 0F1 slack");
 }
 
+TEST_CASE(forwards_and_input_gradients_of_named_chunks_run_in_the_steps_order) {
+  Rank rank(1, {kF, kI, kW}, 3, HintRule::kOrder, "0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2",
+            {.admission = AdmissionRule::kEarliest,
+             .weight_in_order = true,
+             .forward_in_order = {true},
+             .input_in_order = {true}},
+            {1, 0, 2});
+  rank.arrive("0F0 0F2");
+  CHECK(rank.run() == "slack");
+  rank.arrive("0F1");
+  CHECK(rank.run() == "0F1 0F0 0F2 input");
+  rank.arrive("0I0 0I2");
+  CHECK(rank.run() == "slack");
+  rank.arrive("0I1 0W1");
+  CHECK(rank.run() == "0I1 0I0 0I2 0W1 input");
+}
+
 // Two chunks, slack 1: 1F0 stands 3 behind 0F1, which the limit keeps out until 1F0 has run.
 TEST_CASE(bounded_slack_lets_the_earliest_microbatch_go_on) {
   Rank rank(2, {kF, kB}, 4, HintRule::kOrder,
