@@ -35,10 +35,16 @@ class Product:
             return False
         if not self.saved_of_edge[index] and not hasattr(twig, "_input_metadata"):
             return False
+        if any(len(strides) != len(sizes) for sizes, strides in self.layouts_of(index)):
+            return False  # the operand itself is sparse
         return all(
             type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided
             for tensor in self._saved(index)
         )
+
+    def layouts_of(self, index):
+        """Sizes and strides of the operand that the edge leads to, where its gradient heeds them."""
+        return ()
 
     def _saved(self, index):
         return [getattr(self.node, f"_saved_{name}") for name in self.saved_of_edge[index]]
@@ -89,13 +95,17 @@ def _right(gradient, left, sizes, strides, factor):
 class _Addmm(Product):
     saved_of_edge = ((), ("mat2",), ("mat1",))
 
-    def read_settings(self):
+    def layouts_of(self, index):
         node = self.node
-        self.alpha, self.beta = node._saved_alpha, node._saved_beta
-        self.layouts = {
-            1: (node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides),
-            2: (node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),
-        }
+        if index == 0:
+            return ()
+        if index == 1:
+            return ((node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides),)
+        return ((node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),)
+
+    def read_settings(self):
+        self.alpha, self.beta = self.node._saved_alpha, self.node._saved_beta
+        self.layouts = [next(iter(self.layouts_of(index)), None) for index in range(3)]
 
     def gradient(self, gradient, index):
         if index == 0:
@@ -107,12 +117,14 @@ class _Addmm(Product):
 class _Mm(Product):
     saved_of_edge = (("mat2",), ("self",))
 
-    def read_settings(self):
+    def layouts_of(self, index):
         node = self.node
-        self.layouts = (
-            (node._saved_self_sym_sizes, node._saved_self_sym_strides),
-            (node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),
-        )
+        if index == 0:
+            return ((node._saved_self_sym_sizes, node._saved_self_sym_strides),)
+        return ((node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),)
+
+    def read_settings(self):
+        self.layouts = [self.layouts_of(index)[0] for index in range(2)]
 
     def gradient(self, gradient, index):
         side = (_left, _right)[index]

@@ -193,12 +193,22 @@ def _drawing(operation, schema):
             return operation.redispatch(key_set & _below, *args, **kwargs)
         if len(args) > place:
             if args[place] is None:
-                args = (*args[:place], _thread.generator, *args[place + 1 :])
+                args = (*args[:place], _own(), *args[place + 1 :])
         elif kwargs.get("generator") is None:
-            kwargs["generator"] = _thread.generator
+            kwargs["generator"] = _own()
         return operation.redispatch(key_set & _below, *args, **kwargs)
 
     return kernel
+
+
+def _own():
+    generator = getattr(_thread, "generator", None)
+    if generator is None:  # autograd's own thread for a device took over this thread's keys
+        raise RuntimeError(
+            "a backward of this stage draws random numbers on the CPU in a thread of autograd's, "
+            "where rrfp cannot key them; use one process per rank."
+        )
+    return generator
 
 
 def _is_on_cpu(args, kwargs):
@@ -220,7 +230,7 @@ def _draw_under_modes(operation, args, kwargs):
         if any(type(mode).__name__ in _TRACING_MODES for mode in modes):
             return operation(*args, **kwargs)
         with _swap_lock:
-            own, shared = _thread.generator, torch.default_generator
+            own, shared = _own(), torch.default_generator
             before = shared.get_state()
             shared.set_state(own.get_state())
             try:

@@ -20,6 +20,8 @@ SETTINGS = {
     "fixed": {"hint": "1f1b", "slack": 0},
     "gpipe": {"hint": "gpipe", "max_in_flight": 64},
     "tight": {"hint": "b-priority", "max_in_flight": 1},
+    "split": {"hint": "bfw"},
+    "ordered": {"deterministic": True},
 }
 
 
