@@ -43,7 +43,7 @@ class Product:
         )
 
     def layouts_of(self, index):
-        """Sizes and strides of the operand that the edge leads to, where its gradient heeds them."""
+        """(sizes, strides) of the operand that the edge leads to, if its gradient heeds them."""
         return ()
 
     def _saved(self, index):
