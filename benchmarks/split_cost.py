@@ -1,9 +1,10 @@
 """What a split backward costs: I and W of a transformer block, against its full backward.
 
-The three alternate in every round; figures are medians and quartiles over rounds. On a GPU each
-part is timed by events, host and device together. Also says whether the bits are the same.
+B and the halves alternate in every round; figures are medians and quartiles over rounds, per
+microbatch of the few in flight, so that a GPU is not waited for after each. Also says whether the
+bits are the same, and whether B itself repeats its bits.
 
-    python benchmarks/split_cost.py [--device cuda] [--rounds 40] [--out split_cost]
+    python benchmarks/split_cost.py [--device cuda] [--rounds 15] [--out split_cost]
 """
 
 import argparse
@@ -20,6 +21,7 @@ SIZES = {  # (width, tokens) of a microbatch: as far as the device makes sense o
     "cuda": [(1024, 4096), (2048, 4096), (4096, 4096)],
 }
 HEADS = 8
+IN_FLIGHT = 4
 
 
 class Block(nn.Module):
@@ -51,56 +53,83 @@ class Clock:
 class Enter(torch.autograd.Function):
     """The received input, as a pipeline enters it into the graph."""
 
+    gradients = []
+
     @staticmethod
     def forward(ctx, anchor, x):
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        Enter.gradient = gradient
+        Enter.gradients.append(gradient)
         return None, None
+
+
+def forwards(block, batches):
+    """[(anchor, output)] with no gradients in the parameters but zeros, as from step 2 on."""
+    for parameter in block.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    Enter.gradients.clear()
+    anchors = [torch.zeros((), requires_grad=True) for _ in batches]
+    return [(a, block(Enter.apply(a, x))) for a, x in zip(anchors, batches, strict=True)]
+
+
+def gradients(block):
+    return [*Enter.gradients, *(parameter.grad for parameter in block.parameters())]
+
+
+def full(block, batches, seed, clock):
+    """Seconds of a backward, gradients."""
+    runs = forwards(block, batches)
+    start = clock.now()
+    for _, output in runs:
+        torch.autograd.backward([output], [seed])
+    return (clock.now() - start) / len(runs), gradients(block)
+
+
+def halves(block, batches, seed, clock):
+    """Seconds of an I, of a W, gradients."""
+    runs = forwards(block, batches)
+    start = clock.now()
+    pending = [run_input_half([output], [seed], anchor) for anchor, output in runs]
+    middle = clock.now()
+    for half in pending:
+        half.run()
+    end = clock.now()
+    return (middle - start) / len(runs), (end - middle) / len(runs), gradients(block)
+
+
+def same(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def measure(width, tokens, device, dtype, rounds):
     torch.manual_seed(0)
     block = Block(width).to(device, dtype)
-    x = torch.randn(tokens // 256, 256, width, device=device, dtype=dtype)
-    seed = torch.randn_like(x)
+    shape = (tokens // 256, 256, width)
+    batches = [torch.randn(shape, device=device, dtype=dtype) for _ in range(IN_FLIGHT)]
+    seed = torch.randn(shape, device=device, dtype=dtype)
     clock = Clock(device)
     times = {"B": [], "I": [], "W": [], "I + W over B": []}
-    bits = []
-    for index in range(-5, rounds):
-        # Gradients are added to what is there, as from the second microbatch on.
-        for parameter in block.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        anchor = torch.zeros((), requires_grad=True)
-        output = block(Enter.apply(anchor, x))
-        start = clock.now()
-        torch.autograd.backward([output], [seed])
-        full = clock.now() - start
-        expected = [Enter.gradient, *(p.grad for p in block.parameters())]
-        for parameter in block.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        output = block(Enter.apply(anchor, x))
-        start = clock.now()
-        half = run_input_half([output], [seed], anchor)
-        middle = clock.now()
-        half.run()
-        end = clock.now()
-        got = [Enter.gradient, *(p.grad for p in block.parameters())]
-        bits.append(all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)))
+    repeats, splits = [], []
+    for index in range(-3, rounds):
+        full_s, expected = full(block, batches, seed, clock)
+        input_s, weight_s, got = halves(block, batches, seed, clock)
+        splits.append(same(got, expected))
+        repeats.append(same(full(block, batches, seed, clock)[1], expected))
         if index >= 0:
-            parts = (full, middle - start, end - middle, (end - start) / full)
+            parts = (full_s, input_s, weight_s, (input_s + weight_s) / full_s)
             for values, value in zip(times.values(), parts, strict=True):
                 values.append(value)
     row = {name: record.quantiles(values) for name, values in times.items()}
-    return {"width": width, "tokens": tokens, "dtype": str(dtype), "same_bits": all(bits), **row}
+    bits = {"split has the bits of B": all(splits), "B has its own bits again": all(repeats)}
+    return {"width": width, "tokens": tokens, "dtype": str(dtype), **bits, **row}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", default="split_cost", help="name of the result file, or empty")
     arguments = parser.parse_args()
     dtypes = [torch.float32] if arguments.device == "cpu" else [torch.bfloat16, torch.float32]
@@ -111,7 +140,9 @@ def main():
             rows.append(row)
             parts = "  ".join(f"{name} {1000 * row[name][1]:.2f} ms" for name in "BIW")
             print(f"{row['dtype']} width {width}: {parts}  "
-                  f"I + W over B {row['I + W over B'][1]:.3f}  same bits {row['same_bits']}")
+                  f"I + W over B {row['I + W over B'][1]:.3f}  "
+                  f"same bits {row['split has the bits of B']}, of B itself "
+                  f"{row['B has its own bits again']}")
     if arguments.out:
         device = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
         record.write(arguments.out, {"device": device, "rows": rows})
