@@ -240,7 +240,7 @@ class StepRequest:
         if num_microbatches is not None:
             _count("num_microbatches", num_microbatches, 1)
         self.num_microbatches = num_microbatches
-        self.hint, self.order = normalise_hint(hint)
+        self.hint, self.order = normalise_hint(hint, layout.rank_of_stage)
         self.slack = _normalise_slack(slack)
         self.limits = limits_per_rank(max_in_flight, layout)
         self.deterministic = bool(deterministic)

@@ -1,14 +1,14 @@
 """Hints: which task a rank prefers when several are ready.
 
 By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``bfw``, ``fb``, ``b-priority``, ``f-priority``,
-``zb-h1``. Or a
-user's own order: a list of the task texts of all ranks (each rank takes its own, as they
-stand), or ``{rank: [texts]}``.
+``zb-h1``. Or a user's own order: a list of the task texts of all ranks (each rank takes its own,
+as they stand), ``{rank: [texts]}``, or a schedule file of torch's (``schedule_csv.py``).
 """
 
 from collections.abc import Mapping, Sequence
 
 from rrfp import _C
+from rrfp.schedule_csv import is_schedule, read_schedule
 from rrfp.tasks import Task
 
 NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1")
@@ -16,19 +16,27 @@ SPLIT_HINTS = ("bfw", "zb-h1", "zbv")  # rank W tasks, so backwards are split
 _LATER = ("interleaved", "zbv")
 
 
-def normalise_hint(hint):
+def normalise_hint(hint, rank_of_stage=None):
     """(name, order) of a hint argument; order is a list of task texts, empty for a name.
 
+    ``rank_of_stage`` is what an order by rank is checked against; None: not at all.
+
     Raises:
-        ValueError: An unknown name, or a text that is not a task.
+        ValueError: An unknown name, a text that is not a task, a task under another rank than
+            its stage's, or a schedule file that cannot be read.
         TypeError: Neither a name nor task texts.
     """
+    if is_schedule(hint):
+        hint = read_schedule(hint)
     if isinstance(hint, str):
         if hint in NAMES:
             return hint, []
         if hint in _LATER:
             raise ValueError(f"hint {hint!r} is not supported yet; choose one of {NAMES}.")
-        raise ValueError(f"hint {hint!r} is not known; choose one of {NAMES}, or list the tasks.")
+        raise ValueError(
+            f"hint {hint!r} is not known; choose one of {NAMES}, list the tasks, or name a .csv "
+            "file of torch's schedules."
+        )
     if callable(hint):
         raise ValueError("a callable hint is not supported yet; list the task texts instead.")
     if isinstance(hint, Mapping):
@@ -50,7 +58,21 @@ def normalise_hint(hint):
         raise ValueError("hint is an empty order; list every task of every rank.")
     for text in texts:
         _C.parse_task(text)
+    if isinstance(hint, Mapping) and rank_of_stage is not None:
+        _check_ranks(hint, rank_of_stage)
     return "order", texts
+
+
+def _check_ranks(hint, rank_of_stage):
+    """An order by rank lists each task under the rank that runs it."""
+    for rank in sorted(hint):
+        for text in hint[rank]:
+            stage = _C.parse_task(str(text))[0]
+            if stage < len(rank_of_stage) and rank_of_stage[stage] != rank:
+                raise ValueError(
+                    f"hint lists {text} for rank {rank}, but stage {stage} is on rank "
+                    f"{rank_of_stage[stage]}; list it there, or change the placement."
+                )
 
 
 def has_halves(order):

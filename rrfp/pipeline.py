@@ -214,7 +214,7 @@ def run_pipeline(
         stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
         hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"bfw"``, ``"fb"``,
             ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, or an order of your own: the task
-            texts of all ranks.
+            texts of all ranks, or a schedule of torch's (a ``.csv`` path, or its text).
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
