@@ -50,7 +50,8 @@ class Pipeline:
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``, ``"local"`` (one process) or ``"socket"`` (several).
+        transport: ``"auto"``, ``"local"`` (one process), ``"socket"`` (several processes: Unix
+            sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one host too).
         set_up_timeout_s: How long to wait for the other ranks.
 
     Raises:
@@ -239,7 +240,8 @@ def run_pipeline(
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``, ``"local"`` (one process) or ``"socket"`` (several).
+        transport: ``"auto"``, ``"local"`` (one process), ``"socket"`` (several processes: Unix
+            sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one host too).
         lookahead: On CPU a task runs when it is chosen; leave it at ``"jit"``.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
             long ranks wait for one another at the start.

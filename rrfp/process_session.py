@@ -19,7 +19,7 @@ from rrfp.layout import (
     stage_table,
 )
 from rrfp.modes import CallerModes
-from rrfp.rendezvous import Rendezvous, check_cards, membership
+from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.session import Session, step_result
 from rrfp.settings import SETTINGS
 
@@ -41,11 +41,14 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
     """
     member = membership(group)
     rendezvous = Rendezvous(member, set_up_timeout_s)
-    listener = _C.SocketListener()
-    card = {"address": listener.address, "placement": repr(placement), "error": None}
+    listener = None
+    card = {"placement": repr(placement), "error": None}
     modules, cause = None, None
     try:
-        check_transport(transport, ("auto", "socket"))
+        check_transport(transport, ("auto", "socket", "tcp"))
+        host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
+        listener = _C.SocketListener(host, with_unix=transport != "tcp")
+        card["address"] = listener.address
         if num_ranks not in (None, member.num_ranks):
             raise ValueError(
                 f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
@@ -54,7 +57,7 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
         modules = stage_table(stages, default_stage=member.rank)
         check_modules(modules)
         card["stages"] = list(modules)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
         cause = error
         card["error"] = (type(error).__name__, str(error))
     cards = rendezvous.exchange(card)

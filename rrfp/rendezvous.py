@@ -1,14 +1,14 @@
 """How the processes of a pipeline find one another, through torch.distributed's store.
 
-Every rank publishes what it is (address, host, stages, or why it cannot take part); every rank
+Every rank publishes what it is (addresses, stages, or why it cannot take part); every rank
 reads all of it and judges it by the same rules, so that all raise the same error. Rank 0 draws
 the token with which connections prove that they belong to the run.
 """
 
 import contextlib
+import os
 import pickle
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 
@@ -46,12 +46,14 @@ def membership(group):
     return Membership(rank, tuple(dist.get_process_group_ranks(group)))
 
 
-def _boot_id():
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+def master_host():
+    """The host of torch.distributed's store as this process was told it; "" where it has none."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    while isinstance(store, torch.distributed.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, torch.distributed.TCPStore):
+        return store.host
+    return os.environ.get("MASTER_ADDR", "")
 
 
 class Rendezvous:
@@ -78,8 +80,6 @@ class Rendezvous:
         member = self.member
         card = {
             **card,
-            "host": socket.gethostname(),
-            "boot_id": _boot_id(),
             "version": _C.build_info()["version"],
         }
         with self._store_reachable():
@@ -126,7 +126,7 @@ def check_cards(cards):
     """Refuse ranks that cannot form a pipeline.
 
     Raises:
-        ValueError, TypeError: What a rank said was wrong, two versions, or several hosts.
+        ValueError, TypeError: What a rank said was wrong, or two versions.
     """
     for rank, card in enumerate(cards):
         if card.get("error"):
@@ -143,9 +143,3 @@ def check_cards(cards):
                     f"the ranks have different {words}: rank 0 has {cards[0][name]!r}, rank "
                     f"{rank} has {card[name]!r}."
                 )
-    for rank, card in enumerate(cards):
-        if (card["host"], card["boot_id"]) != (cards[0]["host"], cards[0]["boot_id"]):
-            raise ValueError(
-                f"rank 0 is on host {cards[0]['host']} and rank {rank} on host {card['host']}; "
-                "several hosts are not supported yet. Start all ranks on one."
-            )

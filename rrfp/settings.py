@@ -12,6 +12,8 @@ class Settings:
         heartbeat_ms: RRFP_HEARTBEAT_MS. How often a rank says that it is alive.
         peer_timeout_s: RRFP_PEER_TIMEOUT_S. Silence after which a process counts as lost.
         spin_us: RRFP_SPIN_US. How long the progress thread spins before it sleeps.
+        socket_interfaces: RRFP_SOCKET_IFNAME. Network interfaces at which other hosts reach this
+            one, by name or beginning of a name, comma-separated, best first.
         close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
     """
 
@@ -19,6 +21,7 @@ class Settings:
     peer_timeout_s: float = 60.0
     spin_us: int = 0
     close_timeout_s: float = 5.0
+    socket_interfaces: str = ""
 
 
 def _number(environment, name, convert, default, least):
@@ -49,6 +52,7 @@ def read_settings(environment=os.environ):
         close_timeout_s=_number(
             environment, "RRFP_CLOSE_TIMEOUT_S", float, default.close_timeout_s, 0
         ),
+        socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),
     )
 
 

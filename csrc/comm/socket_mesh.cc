@@ -1,7 +1,9 @@
 #include "comm/socket_mesh.hpp"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -16,6 +18,7 @@
 #include "base/clock.hpp"
 #include "comm/doorbell.hpp"
 #include "comm/outbound_queue.hpp"
+#include "comm/socket_address.hpp"
 #include "comm/socket_inbox.hpp"
 #include "comm/socket_outbox.hpp"
 
@@ -30,10 +33,12 @@ constexpr std::uint64_t kDoorbellKey = UINT64_MAX;
 
 struct Connection {
   Connection(std::int32_t self_rank, std::int32_t peer, std::uint64_t run, Descriptor connected)
-      : peer_rank(peer), socket(std::move(connected)), outbox(self_rank, run), inbox(peer, run) {}
+      : peer_rank(peer), socket(std::move(connected)), is_tcp(!is_unix_socket(socket.get())),
+        outbox(self_rank, run), inbox(peer, run) {}
 
   const std::int32_t peer_rank;
   Descriptor socket;
+  const bool is_tcp;
   SocketOutbox outbox;
   SocketInbox inbox;
   // As far as epoll has told; false after the socket answered EAGAIN.
@@ -312,9 +317,18 @@ std::size_t SocketMesh::advance_abort(std::int64_t now_ns) {
   return 0;
 }
 
+// Closing a TCP socket with something unread in it throws away what the peer's host has not
+// acknowledged, the farewell perhaps.
 bool SocketMesh::is_flushed() const {
   for (const auto& peer : peers_) {
-    if (peer != nullptr && !peer->outbox.empty()) return false;
+    if (peer == nullptr) continue;
+    if (!peer->outbox.empty()) return false;
+    int unacknowledged_bytes = 0;
+    if (peer->is_tcp && peer->socket &&
+        ioctl(peer->socket.get(), SIOCOUTQ, &unacknowledged_bytes) == 0 &&
+        unacknowledged_bytes > 0) {
+      return false;
+    }
   }
   return true;
 }

@@ -1,3 +1,5 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -23,10 +25,16 @@ constexpr std::int64_t kFirstRetryMs = 5;
 constexpr std::int64_t kLongestRetryMs = 200;
 constexpr std::int64_t kAskMs = 50;          // how often interrupted() is asked
 constexpr int kAcceptsPerTurn = 64;
+// A packet of the handshake may be lost more than once; then another address has its turn.
+constexpr std::int64_t kConnectMs = 8000;
 
 // Our call to a lower rank.
 struct Call {
-  Descriptor socket;  // connected, the hello is out, the answer is awaited
+  std::vector<SocketAddress> where;
+  std::size_t next_where = 0;
+  Descriptor socket;
+  bool is_connecting = false;  // else: connected, the hello is out, the answer is awaited
+  std::int64_t since_ns = 0;   // of the attempt
   GreetingReader answer;
   std::int64_t next_attempt_ns = 0;
   std::int64_t retry_ms = kFirstRetryMs;
@@ -37,6 +45,7 @@ struct Call {
 // Somebody who connected to us and has not shown who they are.
 struct Arrival {
   Descriptor socket;
+  std::int64_t since_ns = 0;
   GreetingReader greeting;
 };
 
@@ -46,11 +55,23 @@ std::string in_seconds(std::int64_t ns) {
   return text;
 }
 
+// A header must not wait for the acknowledgement of the message before it.
+void send_at_once(const Descriptor& socket) {
+  const int on = 1;
+  if (!is_unix_socket(socket.get())) {
+    (void)setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+}
+
 class MeshSetup {
  public:
   MeshSetup(SocketListener& listener, const SocketSetup& setup)
       : listener_(listener), setup_(setup), start_ns_(steady_now_ns()),
-        connections_(setup.addresses.size()), calls_(static_cast<std::size_t>(setup.rank)) {}
+        connections_(setup.addresses.size()), calls_(static_cast<std::size_t>(setup.rank)) {
+    for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
+      calls_[peer].where = parse_addresses(setup.addresses[peer]);
+    }
+  }
 
   std::unique_ptr<Transport> run(Status* status);
 
@@ -60,8 +81,12 @@ class MeshSetup {
   void advance_call(std::size_t peer, std::int64_t now_ns);
   void connect(std::size_t peer, std::int64_t now_ns);
   void retry_later(std::size_t peer, std::int64_t now_ns, const std::string& seen);
+  void finish_connect(std::size_t peer, std::int64_t now_ns);
+  void greet(std::size_t peer, std::int64_t now_ns);
   void read_answer(std::size_t peer, std::int64_t now_ns);
-  void accept_arrivals();
+  void accept_arrivals(std::int64_t now_ns);
+  bool accept_one(const Descriptor& socket, std::int64_t now_ns);
+  bool has_room(std::int64_t now_ns) const;
   void read_arrivals();
   bool is_settled(Arrival& arrival);
   std::string refusal_of(const MessageHeader& hello) const;
@@ -91,7 +116,7 @@ std::unique_ptr<Transport> MeshSetup::run(Status* status) {
     const std::int64_t now_ns = steady_now_ns();
     if (is_over(now_ns)) break;
     for (std::size_t peer = 0; peer < calls_.size(); ++peer) advance_call(peer, now_ns);
-    accept_arrivals();
+    accept_arrivals(now_ns);
     read_arrivals();
     if (status_.ok() && !is_complete()) wait(now_ns);
   }
@@ -127,7 +152,9 @@ bool MeshSetup::is_over(std::int64_t now_ns) {
 
 void MeshSetup::advance_call(std::size_t peer, std::int64_t now_ns) {
   if (connections_[peer]) return;
-  if (calls_[peer].socket) {
+  if (calls_[peer].is_connecting) {
+    finish_connect(peer, now_ns);
+  } else if (calls_[peer].socket) {
     read_answer(peer, now_ns);
   } else if (now_ns >= calls_[peer].next_attempt_ns) {
     connect(peer, now_ns);
@@ -137,17 +164,42 @@ void MeshSetup::advance_call(std::size_t peer, std::int64_t now_ns) {
 void MeshSetup::connect(std::size_t peer, std::int64_t now_ns) {
   Call& call = calls_[peer];
   ++call.num_attempts;
-  call.socket = Descriptor::open([] {
-    return ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  call.since_ns = now_ns;
+  const SocketAddress& where = call.where[call.next_where];
+  call.socket = Descriptor::open([&where] {
+    return ::socket(where.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   });
   if (!call.socket) throw std::system_error(errno, std::generic_category(), "rrfp: socket");
-  const auto where = parse_unix_address(setup_.addresses[peer]);
-  if (::connect(call.socket.get(), where->get(), where->length) != 0) {
-    // EAGAIN: its queue of connections is full, because it has not come to accept them.
-    return retry_later(peer, now_ns,
-                       errno == ECONNREFUSED ? "connection refused" : std::strerror(errno));
+  if (::connect(call.socket.get(), where.get(), where.length) == 0) return greet(peer, now_ns);
+  if (errno == EINPROGRESS) {
+    call.is_connecting = true;
+    return;
   }
+  // EAGAIN: its queue of connections is full, because it has not come to accept them.
+  retry_later(peer, now_ns, errno == ECONNREFUSED ? "connection refused" : std::strerror(errno));
+}
+
+void MeshSetup::finish_connect(std::size_t peer, std::int64_t now_ns) {
+  Call& call = calls_[peer];
+  pollfd connected{call.socket.get(), POLLOUT, 0};
+  if (::poll(&connected, 1, 0) == 0) {
+    if (now_ns - call.since_ns > kConnectMs * kMsInNs) {
+      retry_later(peer, now_ns, "no answer in " + in_seconds(now_ns - call.since_ns));
+    }
+    return;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  (void)getsockopt(call.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return retry_later(peer, now_ns, std::strerror(error));
+  greet(peer, now_ns);
+}
+
+void MeshSetup::greet(std::size_t peer, std::int64_t now_ns) {
+  Call& call = calls_[peer];
+  call.is_connecting = false;
   call.answer = GreetingReader{};
+  send_at_once(call.socket);
   if (!send_hello(call.socket.get(), setup_.rank, setup_.run, setup_.token)) {
     retry_later(peer, now_ns, "it closed the connection before our greeting");
   }
@@ -156,7 +208,16 @@ void MeshSetup::connect(std::size_t peer, std::int64_t now_ns) {
 void MeshSetup::retry_later(std::size_t peer, std::int64_t now_ns, const std::string& seen) {
   Call& call = calls_[peer];
   call.socket.close();
-  call.seen = seen;
+  call.is_connecting = false;
+  const std::string at = call.where[call.next_where].family() == AF_UNIX
+                             ? "its Unix socket" : tcp_text(call.where[call.next_where]);
+  if (call.next_where == 0) call.seen.clear();
+  call.seen += (call.seen.empty() ? "" : ", ") + (call.where.size() > 1 ? at + ": " : "") + seen;
+  call.next_where = (call.next_where + 1) % call.where.size();
+  if (call.next_where > 0) {  // another address to try, at once
+    call.next_attempt_ns = now_ns;
+    return;
+  }
   call.next_attempt_ns = now_ns + call.retry_ms * kMsInNs;
   call.retry_ms = std::min(2 * call.retry_ms, kLongestRetryMs);
 }
@@ -188,25 +249,41 @@ void MeshSetup::read_answer(std::size_t peer, std::int64_t now_ns) {
   connections_[peer] = std::move(call.socket);
 }
 
-void MeshSetup::accept_arrivals() {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    Descriptor socket = Descriptor::open([this] {
-      return ::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    });
-    const bool too_many = !socket && (errno == EMFILE || errno == ENFILE);
-    if (too_many && arrivals_.empty()) {
-      throw std::system_error(errno, std::generic_category(), "rrfp: accepting a peer");
+// Over TCP the hello may still be on its way when its connection is accepted.
+bool MeshSetup::has_room(std::int64_t now_ns) const {
+  return arrivals_.size() < kMaxStrangers ||
+         now_ns - arrivals_.front().since_ns > kGreetingMs * kMsInNs;
+}
+
+void MeshSetup::accept_arrivals(std::int64_t now_ns) {
+  for (const Descriptor& socket : listener_.sockets()) {
+    for (int i = 0; i < kAcceptsPerTurn && accept_one(socket, now_ns); ++i) {
     }
-    if (!socket && !too_many) return;  // nobody there any more
-    if (too_many || arrivals_.size() == kMaxStrangers) {
-      turn_away("it said nothing for too long");
-      arrivals_.erase(arrivals_.begin());
-    }
-    if (too_many) continue;
-    arrivals_.push_back(Arrival{std::move(socket), {}});
-    // A peer's hello is there before we accept: a crowd of silent strangers cannot push it out.
-    if (is_settled(arrivals_.back())) arrivals_.pop_back();
   }
+}
+
+// False when there is nobody, or no room.
+bool MeshSetup::accept_one(const Descriptor& listening, std::int64_t now_ns) {
+  if (!is_unix_socket(listening.get()) && !has_room(now_ns)) return false;
+  Descriptor socket = Descriptor::open([&listening] {
+    return ::accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  });
+  const bool too_many = !socket && (errno == EMFILE || errno == ENFILE);
+  if (too_many && arrivals_.empty()) {
+    throw std::system_error(errno, std::generic_category(), "rrfp: accepting a peer");
+  }
+  if (!socket && !too_many) return false;
+  if (too_many || arrivals_.size() == kMaxStrangers) {
+    turn_away("it said nothing for too long");
+    arrivals_.erase(arrivals_.begin());
+  }
+  if (too_many) return true;
+  send_at_once(socket);
+  arrivals_.push_back(Arrival{std::move(socket), now_ns, {}});
+  // Over a Unix socket a peer's hello is there before we accept: a crowd of silent strangers
+  // cannot push it out.
+  if (is_settled(arrivals_.back())) arrivals_.pop_back();
+  return true;
 }
 
 void MeshSetup::read_arrivals() {
@@ -266,12 +343,16 @@ void MeshSetup::turn_away(const std::string& why) {
 
 // Until something may have changed, the next attempt is due, or interrupted() is to be asked.
 void MeshSetup::wait(std::int64_t now_ns) {
-  std::vector<pollfd> watched{{listener_.fd(), POLLIN, 0}};
+  std::vector<pollfd> watched;
+  for (const Descriptor& socket : listener_.sockets()) {
+    if (is_unix_socket(socket.get()) || has_room(now_ns)) watched.push_back({socket.get(), POLLIN, 0});
+  }
   std::int64_t until_ns = now_ns + kAskMs * kMsInNs;
   for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
     if (connections_[peer]) continue;
     if (calls_[peer].socket) {
-      watched.push_back({calls_[peer].socket.get(), POLLIN, 0});
+      const short event = calls_[peer].is_connecting ? POLLOUT : POLLIN;
+      watched.push_back({calls_[peer].socket.get(), event, 0});
     } else {
       until_ns = std::min(until_ns, calls_[peer].next_attempt_ns);
     }
@@ -293,6 +374,10 @@ std::string MeshSetup::missing_peers(std::int64_t now_ns) const {
     text += peer_name(peer) + ": ";
     if (peer >= calls_.size()) {
       text += "it has not connected";
+    } else if (calls_[peer].is_connecting) {
+      text += "no answer to the connection at " +
+              tcp_text(calls_[peer].where[calls_[peer].next_where]) +
+              (calls_[peer].seen.empty() ? "" : ", before that " + calls_[peer].seen);
     } else if (calls_[peer].socket) {
       text += "connected, but it has not answered";
     } else {
@@ -316,8 +401,9 @@ std::unique_ptr<Transport> connect_sockets(SocketListener& listener, const Socke
              "rank " + std::to_string(setup.rank) + " is not one of the " +
                  std::to_string(num_ranks) + " ranks whose addresses were given");
   for (const std::string& address : setup.addresses) {
-    RRFP_CHECK(parse_unix_address(address).has_value(),
-               "\"" + address + "\" is no address of a listener; expected unix:<name>");
+    RRFP_CHECK(!parse_addresses(address).empty(),
+               "\"" + address + "\" is no address of a listener; expected unix:<name> or "
+               "tcp:<host>:<port>");
   }
   return MeshSetup(listener, setup).run(status);
 }

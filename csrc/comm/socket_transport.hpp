@@ -1,13 +1,16 @@
 // SocketTransport: ranks that are processes. One connection to every peer carries headers,
 // metadata, payload, heartbeats and the end; end-of-file without kBye is how a dead process
-// is noticed. Unix sockets in the abstract namespace (nothing is left behind on any exit).
+// is noticed. Unix sockets in the abstract namespace (nothing is left behind on any exit) between
+// ranks that share it, which a connection to the name proves; TCP between the others.
 //
 // Set-up   Each rank opens a SocketListener and publishes its address; connect_sockets() then
 //          joins every pair (the higher rank connects to the lower), both sides proving with
 //          the run token that they belong to this run. A connection that cannot is closed and
 //          touches nothing else. The listener is closed when all peers are there.
 // Strangers  Connections that say nothing, or not the token, cost at most kMaxStrangers
-//          descriptors at a time; the oldest goes first when there are more.
+//          descriptors at a time; the oldest goes first when there are more. Over TCP a peer's
+//          greeting may come a while after its connection: the oldest then keeps its place for
+//          kGreetingMs, and others wait in the kernel's queue.
 // Threads  post_send(), post_recv(), abort(): any. progress(): the progress thread.
 //          connect_sockets(): the caller.
 // Order    Per peer, kAbort, kControl, kStarted and kHeartbeat pass data messages that have not
@@ -32,14 +35,16 @@ using RunToken = std::array<std::byte, 32>;
 
 class SocketListener {
  public:
-  SocketListener();   // throws std::system_error
+  // At a Unix socket, and at a TCP port of `host` (a numeric address of this host) unless empty.
+  // Throws UserError for what is no address, std::system_error where it cannot listen.
+  explicit SocketListener(const std::string& host = "", bool with_unix = true);
 
-  const std::string& address() const { return address_; }  // "unix:<name>", to be published
-  int fd() const { return socket_.get(); }
-  void close() { socket_.close(); }
+  const std::string& address() const { return address_; }  // to be published: socket_address.hpp
+  const std::vector<Descriptor>& sockets() const { return sockets_; }
+  void close() { sockets_.clear(); }
 
  private:
-  Descriptor socket_;
+  std::vector<Descriptor> sockets_;
   std::string address_;
 };
 
@@ -54,6 +59,7 @@ struct SocketSetup {
 };
 
 inline constexpr std::size_t kMaxStrangers = 64;
+inline constexpr std::int64_t kGreetingMs = 300;
 
 // Null and `status` set when a peer did not come (kTimedOut; each one is named, with its address
 // and what was seen last), speaks another wire version or refuses us (kProtocol), or after an

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "comm/local_transport.hpp"
+#include "comm/socket_interface.hpp"
 #include "comm/socket_transport.hpp"
 #include "python/bindings.hpp"
 #include "python/runtime_handle.hpp"
@@ -71,8 +72,12 @@ void bind_transport(py::module_& module) {
   module.def("make_local_runtimes", &make_local_runtimes, py::arg("num_ranks"), py::arg("run"),
              "Ranks that are threads of this process.");
   py::class_<SocketListener>(module, "SocketListener", "Where peers of this rank connect to.")
-      .def(py::init<>())
+      .def(py::init<const std::string&, bool>(), py::arg("host") = "",
+           py::arg("with_unix") = true)
       .def_property_readonly("address", &SocketListener::address);
+  module.def("choose_host", &choose_host, py::arg("master"), py::arg("interfaces"),
+             py::call_guard<py::gil_scoped_release>(),
+             "The address of this host that other ranks are told.");
   module.def("connect", &connect, py::arg("listener"), py::arg("rank"), py::arg("addresses"),
              py::arg("token"), py::arg("run"), py::arg("timeout_ms"), py::arg("heartbeat_ms"),
              py::arg("peer_timeout_ms"),

@@ -21,6 +21,13 @@ COMMANDS = {
     "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
     "torchrun --nproc-per-node 4 examples/train_gpt.py":
         ("test_train_job.py", "test_four_processes"),
+    **{
+        command: ("test_launch.py", f"test_{name}")
+        for name, start in (("torchrun", "torchrun"), ("slurm", "export"), ("slurm", "srun"),
+                            ("plain_environment", "MASTER_ADDR"))
+        for command in (ROOT / "docs/multi_node.md").read_text().splitlines()
+        if command.startswith(f"{start} ") or command.startswith(f"{start}=")
+    },
 }
 PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py"}
 NOT_RUN = {"text"}  # languages of blocks that are drawings

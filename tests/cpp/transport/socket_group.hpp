@@ -26,9 +26,12 @@ inline SocketSetup socket_setup(std::int32_t rank, std::vector<std::string> addr
   return setup;
 }
 
-inline std::vector<std::unique_ptr<Transport>> make_socket_transports(std::int32_t num_ranks) {
+inline std::vector<std::unique_ptr<Transport>> make_socket_transports(
+    std::int32_t num_ranks, const std::string& host = "") {
   const auto count = static_cast<std::size_t>(num_ranks);
-  std::vector<SocketListener> listeners(count);
+  std::vector<SocketListener> listeners;
+  // With a host, over TCP alone.
+  while (listeners.size() < count) listeners.emplace_back(host, host.empty());
   std::vector<std::string> addresses;
   for (const SocketListener& listener : listeners) addresses.push_back(listener.address());
   std::vector<std::unique_ptr<Transport>> transports(count);

@@ -9,6 +9,7 @@
 #include "check.hpp"
 #include "comm/socket_address.hpp"
 #include "comm/socket_greeting.hpp"
+#include "comm/socket_interface.hpp"
 #include "transport/recording_sink.hpp"
 #include "transport/socket_group.hpp"
 
@@ -17,8 +18,9 @@ namespace rrfp::test {
 // A connection that the test made itself.
 struct Caller {
   explicit Caller(const std::string& address)
-      : fd(Descriptor::open([] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); })) {
-    const auto where = parse_unix_address(address);
+      : where(parse_address(address)), fd(Descriptor::open([this] {
+          return ::socket(where->family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+        })) {
     CHECK(::connect(fd.get(), where->get(), where->length) == 0);
     const timeval limit{20, 0};
     (void)setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -36,6 +38,7 @@ struct Caller {
     }
     return text;
   }
+  std::optional<SocketAddress> where;
   Descriptor fd;
 };
 
@@ -82,8 +85,9 @@ TEST_CASE(one_rank_needs_nobody) {
 
 // Every kind of stranger, before and while the peers join: the group comes together all the same,
 // and no stranger gets a byte.
-TEST_CASE(strangers_change_nothing) {
-  SocketListener listeners[3];
+void strangers_change_nothing(const std::string& host) {
+  std::vector<SocketListener> listeners;
+  while (listeners.size() < 3) listeners.emplace_back(host, host.empty());
   std::vector<std::string> addresses;
   for (auto& listener : listeners) addresses.push_back(listener.address());
   RunToken other_token = test_token();
@@ -120,6 +124,67 @@ TEST_CASE(strangers_change_nothing) {
   }
   for (Caller& caller : talking) CHECK(caller.read_to_end().empty());
   for (Caller& caller : silent) CHECK(caller.read_to_end().empty());
+}
+
+TEST_CASE(strangers_at_a_unix_socket) { strangers_change_nothing(""); }
+TEST_CASE(strangers_at_a_port) { strangers_change_nothing("127.0.0.1"); }
+
+// Slow greetings over TCP, one byte at a time, in a crowd: a peer whose hello comes a while after
+// its connection still gets in.
+TEST_CASE(a_late_greeting_has_time) {
+  SocketListener listener("127.0.0.1", false);
+  auto rank_0 = join_group(listener, socket_setup(0, {listener.address(), "unix:rank-1"}));
+  std::vector<Caller> crowd;
+  for (int i = 0; i < 30; ++i) crowd.emplace_back(listener.address());
+  Caller rank_1(listener.address());
+  for (int i = 0; i < 30; ++i) crowd.emplace_back(listener.address());
+  const std::vector<std::byte> good = hello(1);
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    rank_1.write({good[i]});
+    crowd[i % crowd.size()].write({std::byte{0x52}});
+  }
+  std::byte answer[kHelloBytes];
+  CHECK(::recv(rank_1.fd.get(), answer, sizeof answer, MSG_WAITALL) == sizeof answer);
+  const Outcome outcome = rank_0.get();
+  CHECK(outcome.status.ok());
+}
+
+// The unguessable name of a Unix socket that nobody here listens at belongs to another host: the
+// port is tried, and the error of a peer that is nowhere lists every address.
+TEST_CASE(the_next_address_is_tried) {
+  SocketListener listeners[2] = {SocketListener("127.0.0.1"), SocketListener("127.0.0.1")};
+  const std::string& both = listeners[0].address();
+  const std::string elsewhere = "unix:of-another-host" + both.substr(both.find(','));
+  auto rank_0 = join_group(listeners[0], socket_setup(0, {both, listeners[1].address()}));
+  auto rank_1 = join_group(listeners[1], socket_setup(1, {elsewhere, listeners[1].address()}));
+  CHECK(rank_0.get().status.ok());
+  CHECK(rank_1.get().status.ok());
+
+  SocketListener alone("127.0.0.1");
+  auto setup = socket_setup(1, {"unix:nobody,tcp:127.0.0.1:1", alone.address()});
+  setup.timeout_ms = 300;
+  Status status;
+  CHECK(connect_sockets(alone, setup, &status) == nullptr);
+  CHECK(has(status.message, "its Unix socket: connection refused, tcp:127.0.0.1:1: "));
+}
+
+TEST_CASE(addresses_as_texts) {
+  for (const char* good : {"unix:a", "tcp:127.0.0.1:80", "tcp:[::1]:65535", "unix:a,tcp:1.2.3.4:5"}) {
+    CHECK(!parse_addresses(good).empty());
+  }
+  CHECK(tcp_text(*parse_address("tcp:[::1]:80")) == "tcp:[::1]:80");
+  for (const char* bad : {"", "unix:", "tcp:", "tcp::80", "tcp:1.2.3.4", "tcp:1.2.3.4:0",
+                          "tcp:1.2.3.4:65536", "tcp:1.2.3.4:80x", "tcp:[::1:80", "tcp:[]:80",
+                          "tcp:host.name:80", "udp:1.2.3.4:5", "unix:a,", "unix:a,tcp:b:1"}) {
+    CHECK(parse_addresses(bad).empty());
+  }
+}
+
+TEST_CASE(the_host_that_others_are_told) {
+  CHECK(choose_host("127.0.0.1", "") == "127.0.0.1");
+  CHECK(choose_host("elsewhere.invalid", "lo") == "127.0.0.1");
+  CHECK(choose_host("", "nothing,lo") == "127.0.0.1");
+  CHECK_THROWS_WITH(choose_host("127.0.0.1", "nothing0"), "lo 127.0.0.1");
 }
 
 // Callers that know the token but do not fit are told why; the group is not disturbed.
@@ -184,7 +249,7 @@ TEST_CASE(another_version_ends_the_setup_on_both_sides) {
   const Outcome outcome = rank_0.get();
   CHECK(outcome.status.code == StatusCode::kProtocol);
   CHECK(has(outcome.status.message, "speaks wire version 9, rank 0 speaks 1"));
-  CHECK(listener.fd() == -1);
+  CHECK(listener.sockets().empty());
 }
 
 // A lower rank that answers wrongly: the test plays rank 0.
@@ -208,7 +273,7 @@ TEST_CASE(answers_are_checked_too) {
     const auto over = [&] { return rank_1.wait_for(std::chrono::seconds(0)) ==
                                    std::future_status::ready; };
     CHECK(eventually([&] {
-      const int fd = ::accept4(rank_0.fd(), nullptr, nullptr, SOCK_CLOEXEC);
+      const int fd = ::accept4(rank_0.sockets().front().get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (fd >= 0) {
         std::byte greeting[kHelloBytes];
         CHECK(::recv(fd, greeting, sizeof greeting, MSG_WAITALL) == sizeof greeting);

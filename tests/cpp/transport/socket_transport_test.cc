@@ -7,7 +7,10 @@
 
 namespace rrfp::test {
 
-Setting setting() { return {make_socket_transports, {}, std::uint64_t{32} << 20}; }
+Setting setting() {
+  return {[](std::int32_t num_ranks) { return make_socket_transports(num_ranks); }, {},
+          std::uint64_t{32} << 20};
+}
 
 }  // namespace rrfp::test
 

@@ -1,0 +1,76 @@
+"""Ranks that only TCP connects: on one host, and on two with delay and loss between them.
+
+Would catch: an address that the other host cannot reach, a wrong answer when packets come late, a
+Unix socket assumed where there is none.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import free_port
+from two_hosts import DEVICE, HOSTS, TwoHosts
+
+SCRIPT = Path(__file__).with_name("host_rank.py")
+
+
+def start(rank, count, address, port, transport="auto", wrap=lambda command: command, **more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(count),
+                   "MASTER_ADDR": address, "MASTER_PORT": str(port), **more}
+    return subprocess.Popen(wrap([sys.executable, str(SCRIPT), transport]), env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(processes):
+    """What each said; all are gone afterwards."""
+    try:
+        ends = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, ends):
+        assert process.returncode == 0, errors
+    return [json.loads(out.splitlines()[-1]) for out, _ in ends]
+
+
+def test_tcp_on_one_host():
+    port = free_port()
+    said = finish([start(rank, 3, "127.0.0.1", port, "tcp") for rank in range(3)])
+    assert [line["rank"] for line in said] == [0, 1, 2]
+
+
+def test_interface_that_is_not_there():
+    """Every rank names the interface and what there is."""
+    port = free_port()
+    processes = [start(rank, 2, "127.0.0.1", port, RRFP_SOCKET_IFNAME="nothing0" if rank else "")
+                 for rank in range(2)]
+    for process in processes:
+        errors = process.communicate(timeout=120)[1]
+        assert "ValueError: " in errors and '"nothing0" (RRFP_SOCKET_IFNAME)' in errors, errors
+        assert "lo 127.0.0.1" in errors
+
+
+@pytest.mark.parametrize(
+    "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
+)
+def test_two_hosts_with_delay_and_loss(seed, interfaces):
+    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost."""
+    try:
+        hosts = TwoHosts(delay_ms=5, loss=0.01, seed=seed).__enter__()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces with TUN devices here: {error}")
+    try:
+        said = finish([
+            start(rank, 4, HOSTS[0], 29500, RRFP_SOCKET_IFNAME=interfaces,
+                  GLOO_SOCKET_IFNAME=DEVICE,
+                  wrap=lambda command, host=rank // 2: hosts.command(host, command))
+            for rank in range(4)
+        ])
+    finally:
+        hosts.__exit__()
+    assert len(said) == 4
+    # A microbatch crosses the line there and back.
+    assert all(line["wall_s"] > 0.010 for line in said), said
