@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/un.h>
 
 #include <charconv>
@@ -85,6 +86,11 @@ bool is_unix_socket(int fd) {
   socklen_t length = sizeof domain;
   (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length);
   return domain == AF_UNIX;
+}
+
+void send_at_once(int fd) {
+  const int on = 1;
+  if (!is_unix_socket(fd)) (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 std::string host_text(const sockaddr* address) {

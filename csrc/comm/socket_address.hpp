@@ -34,6 +34,9 @@ std::optional<SocketAddress> make_tcp_address(const std::string& host, std::uint
 
 bool is_unix_socket(int fd);
 
+// A header must not wait for the acknowledgement of the message before it.
+void send_at_once(int fd);
+
 // The inverse of parse_address() for TCP.
 std::string tcp_text(const SocketAddress& address);
 

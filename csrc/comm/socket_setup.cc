@@ -1,5 +1,3 @@
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -53,14 +51,6 @@ std::string in_seconds(std::int64_t ns) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) / 1e9);
   return text;
-}
-
-// A header must not wait for the acknowledgement of the message before it.
-void send_at_once(const Descriptor& socket) {
-  const int on = 1;
-  if (!is_unix_socket(socket.get())) {
-    (void)setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
 }
 
 class MeshSetup {
@@ -199,7 +189,7 @@ void MeshSetup::greet(std::size_t peer, std::int64_t now_ns) {
   Call& call = calls_[peer];
   call.is_connecting = false;
   call.answer = GreetingReader{};
-  send_at_once(call.socket);
+  send_at_once(call.socket.get());
   if (!send_hello(call.socket.get(), setup_.rank, setup_.run, setup_.token)) {
     retry_later(peer, now_ns, "it closed the connection before our greeting");
   }
@@ -214,11 +204,9 @@ void MeshSetup::retry_later(std::size_t peer, std::int64_t now_ns, const std::st
   if (call.next_where == 0) call.seen.clear();
   call.seen += (call.seen.empty() ? "" : ", ") + (call.where.size() > 1 ? at + ": " : "") + seen;
   call.next_where = (call.next_where + 1) % call.where.size();
-  if (call.next_where > 0) {  // another address to try, at once
-    call.next_attempt_ns = now_ns;
-    return;
-  }
-  call.next_attempt_ns = now_ns + call.retry_ms * kMsInNs;
+  call.next_attempt_ns = now_ns;
+  if (call.next_where > 0) return;  // another address to try, at once
+  call.next_attempt_ns += call.retry_ms * kMsInNs;
   call.retry_ms = std::min(2 * call.retry_ms, kLongestRetryMs);
 }
 
@@ -278,7 +266,7 @@ bool MeshSetup::accept_one(const Descriptor& listening, std::int64_t now_ns) {
     arrivals_.erase(arrivals_.begin());
   }
   if (too_many) return true;
-  send_at_once(socket);
+  send_at_once(socket.get());
   arrivals_.push_back(Arrival{std::move(socket), now_ns, {}});
   // Over a Unix socket a peer's hello is there before we accept: a crowd of silent strangers
   // cannot push it out.
@@ -345,14 +333,15 @@ void MeshSetup::turn_away(const std::string& why) {
 void MeshSetup::wait(std::int64_t now_ns) {
   std::vector<pollfd> watched;
   for (const Descriptor& socket : listener_.sockets()) {
-    if (is_unix_socket(socket.get()) || has_room(now_ns)) watched.push_back({socket.get(), POLLIN, 0});
+    const int fd = socket.get();
+    if (is_unix_socket(fd) || has_room(now_ns)) watched.push_back({fd, POLLIN, 0});
   }
   std::int64_t until_ns = now_ns + kAskMs * kMsInNs;
   for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
     if (connections_[peer]) continue;
     if (calls_[peer].socket) {
-      const short event = calls_[peer].is_connecting ? POLLOUT : POLLIN;
-      watched.push_back({calls_[peer].socket.get(), event, 0});
+      watched.push_back({calls_[peer].socket.get(),
+                         static_cast<short>(calls_[peer].is_connecting ? POLLOUT : POLLIN), 0});
     } else {
       until_ns = std::min(until_ns, calls_[peer].next_attempt_ns);
     }

@@ -9,7 +9,6 @@
 #include "check.hpp"
 #include "comm/socket_address.hpp"
 #include "comm/socket_greeting.hpp"
-#include "comm/socket_interface.hpp"
 #include "transport/recording_sink.hpp"
 #include "transport/socket_group.hpp"
 
@@ -166,25 +165,6 @@ TEST_CASE(the_next_address_is_tried) {
   Status status;
   CHECK(connect_sockets(alone, setup, &status) == nullptr);
   CHECK(has(status.message, "its Unix socket: connection refused, tcp:127.0.0.1:1: "));
-}
-
-TEST_CASE(addresses_as_texts) {
-  for (const char* good : {"unix:a", "tcp:127.0.0.1:80", "tcp:[::1]:65535", "unix:a,tcp:1.2.3.4:5"}) {
-    CHECK(!parse_addresses(good).empty());
-  }
-  CHECK(tcp_text(*parse_address("tcp:[::1]:80")) == "tcp:[::1]:80");
-  for (const char* bad : {"", "unix:", "tcp:", "tcp::80", "tcp:1.2.3.4", "tcp:1.2.3.4:0",
-                          "tcp:1.2.3.4:65536", "tcp:1.2.3.4:80x", "tcp:[::1:80", "tcp:[]:80",
-                          "tcp:host.name:80", "udp:1.2.3.4:5", "unix:a,", "unix:a,tcp:b:1"}) {
-    CHECK(parse_addresses(bad).empty());
-  }
-}
-
-TEST_CASE(the_host_that_others_are_told) {
-  CHECK(choose_host("127.0.0.1", "") == "127.0.0.1");
-  CHECK(choose_host("elsewhere.invalid", "lo") == "127.0.0.1");
-  CHECK(choose_host("", "nothing,lo") == "127.0.0.1");
-  CHECK_THROWS_WITH(choose_host("127.0.0.1", "nothing0"), "lo 127.0.0.1");
 }
 
 // Callers that know the token but do not fit are told why; the group is not disturbed.
