@@ -19,7 +19,8 @@ SCRIPT = Path(__file__).with_name("host_rank.py")
 
 def start(rank, count, address, port, transport="auto", wrap=lambda command: command, **more):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank),
-                   "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port), **more}
+                   "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port),
+                   **more}
     return subprocess.Popen(wrap([sys.executable, str(SCRIPT), transport]), env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
