@@ -13,4 +13,7 @@ inline std::int64_t steady_now_ns() {
       .count();
 }
 
+// A clock as an option: of a runtime that is driven by hand, a virtual one.
+using ReadClock = std::int64_t (*)();
+
 }  // namespace rrfp

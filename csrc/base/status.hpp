@@ -21,7 +21,8 @@ enum class StatusCode : std::uint8_t {
 
 struct Status {
   StatusCode code = StatusCode::kOk;
-  std::int32_t origin_rank = -1;  // the rank that first saw it; -1: not known
+  std::int32_t origin_rank = -1;  // the rank it is about: where it happened, who is lost or late;
+                                  // where no one rank is, the one that first saw it; -1: not known
   std::string message;            // for people: what happened, where, what to do
 
   bool ok() const { return code == StatusCode::kOk; }

@@ -57,7 +57,7 @@ std::optional<Status> PeerWatch::check(const RankState& self, std::int64_t stall
   for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
     const Peer& entry = peers_[peer];
     if (peer == rank_ || entry.has_left || silent_ms(entry, now_ns) < peer_timeout_ms_) continue;
-    return Status{StatusCode::kPeerLost, rank_,
+    return Status{StatusCode::kPeerLost, peer,
                   rank_text(rank_) + " lost rank " + std::to_string(peer) + ", which " +
                       peer_text(peer, now_ns) + "; the most it may be silent is " +
                       seconds_text(peer_timeout_ms_) +
@@ -101,7 +101,7 @@ Status PeerWatch::stall_status(const RankState& self, std::int64_t now_ns) const
     const Peer& entry = peers_[peer];
     if (static_cast<std::int32_t>(peer) == rank_ || entry.has_left) continue;
     if (!is_before(entry.state, self.step)) continue;
-    return {StatusCode::kTimedOut, rank_,
+    return {StatusCode::kTimedOut, static_cast<std::int32_t>(peer),
             "rank " + std::to_string(peer) + " did not enter step " + std::to_string(self.step) +
                 ", which rank " + std::to_string(rank_) + " has waited in for " +
                 seconds_text(self.since_ms) + ". " + all_text(self, now_ns) +

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/clock.hpp"
 #include "comm/fork_guard.hpp"
 
 namespace rrfp {
@@ -27,8 +26,8 @@ RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions op
       heartbeats_(transport_->num_ranks()),
       mailbox_(transport_->num_ranks()),
       watch_(transport_->rank(), transport_->num_ranks(), options.peer_timeout_ms,
-             steady_now_ns()) {
-  board_.set(Activity::kOutside, steady_now_ns());
+             options.now_ns()) {
+  board_.set(Activity::kOutside, now());
   transport_->set_sink(this);
   if (transport_->wait_fd() >= 0) join_progress_thread();
 }
@@ -37,7 +36,7 @@ void RankRuntime::join_progress_thread() {
   RRFP_CHECK(!process_was_forked(),
              "this process was forked from one that uses this pipeline; it works in the parent "
              "only. Build a pipeline of its own in a process that was started with spawn");
-  if (has_joined_ || is_closed_) return;
+  if (has_joined_ || is_closed_ || options_.is_driven) return;
   ProgressThread::instance().add(this);
   has_joined_ = true;
 }
@@ -50,7 +49,7 @@ void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t
                  " ranks, but the transport joins " + std::to_string(num_ranks()));
   join_progress_thread();
   board_.set_step(step);
-  const std::int64_t now_ns = steady_now_ns();
+  const std::int64_t now_ns = now();
   board_.set(Activity::kRunning, now_ns);
   clock_.begin(now_ns);
   // The engine of the last step still looks at the times it had, until it goes.
@@ -97,7 +96,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
   while (true) {
     const std::uint32_t ticket = wake_.prepare();
     if (is_aborted()) return {ClaimOutcome::kAborted, -1};
-    const std::int64_t now_ns = steady_now_ns();
+    const std::int64_t now_ns = now();
     const Choice choice = step_->engine.claim(now_ns);
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
@@ -108,7 +107,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
     blocked(choice, now_ns);
     if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
-    if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1};
+    if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1, choice.wait_until_ns};
     std::int64_t sleep_ns = std::min(deadline_ns - now_ns, kReportNs);
     if (choice.wait_until_ns > 0) sleep_ns = std::min(sleep_ns, choice.wait_until_ns - now_ns);
     sleep(ticket, sleep_ns);
@@ -148,10 +147,10 @@ void RankRuntime::blocked(const Choice& choice, std::int64_t now_ns) {
 
 void RankRuntime::sleep(std::uint32_t ticket, std::int64_t timeout_ns) {
   if (options_.spin_us > 0) {
-    const std::int64_t end_ns = steady_now_ns() + std::min(timeout_ns, options_.spin_us * 1000);
+    const std::int64_t end_ns = now() + std::min(timeout_ns, options_.spin_us * 1000);
     do {
       if (wake_.prepare() != ticket) return;
-    } while (steady_now_ns() < end_ns);
+    } while (now() < end_ns);
   }
   wake_.wait(ticket, timeout_ns);
 }
@@ -185,7 +184,7 @@ void RankRuntime::post_output(std::int32_t local, std::int32_t target_stage,
   address(header, task, target_stage);
   // On a device the output is still being computed, and nobody knows yet how long it takes.
   const std::int64_t took_us =
-      (steady_now_ns() - engine.record(local).claimed_ns) / kNsPerUs;
+      (now() - engine.record(local).claimed_ns) / kNsPerUs;
   header.duration_us = header.place == MemoryPlace::kHost && took_us <= UINT32_MAX
                            ? static_cast<std::uint32_t>(took_us)
                            : 0;
@@ -234,7 +233,7 @@ void RankRuntime::post(std::int32_t peer, OutboundMessage* message) {
 }
 
 void RankRuntime::retire(std::int32_t local) {
-  const std::int64_t now_ns = steady_now_ns();
+  const std::int64_t now_ns = now();
   step_->engine.retire(local, now_ns);
   clock_.retired(now_ns);
   board_.add_retired();
@@ -242,21 +241,21 @@ void RankRuntime::retire(std::int32_t local) {
 }
 
 bool RankRuntime::wait_sends(std::int64_t timeout_ms) {
-  return wait_outstanding(steady_now_ns() + timeout_ms * kNsPerMs, true) && !is_aborted();
+  return wait_outstanding(now() + timeout_ms * kNsPerMs, true) && !is_aborted();
 }
 
 bool RankRuntime::wait_outstanding(std::int64_t until_ns, bool ends_on_abort) {
   while (true) {
     const std::uint32_t ticket = sends_.prepare();
     if (outstanding_.load(std::memory_order_acquire) == 0) return true;  // G3
-    const std::int64_t left_ns = until_ns - steady_now_ns();
+    const std::int64_t left_ns = until_ns - now();
     if (left_ns <= 0 || (ends_on_abort && is_aborted())) return false;
     sends_.wait(ticket, left_ns);
   }
 }
 
 StepTimes RankRuntime::end_step() {
-  const std::int64_t now_ns = steady_now_ns();
+  const std::int64_t now_ns = now();
   step_->is_over.store(true, std::memory_order_relaxed);  // what comes later is late either way
   board_.set(Activity::kOutside, now_ns);
   return clock_.end(now_ns);
@@ -282,9 +281,9 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
   // relaxed: this thread alone writes it.
   const bool is_inside = step_ != nullptr && !step_->is_over.load(std::memory_order_relaxed);
   if (!is_inside && board_.activity() != Activity::kEntering) {
-    board_.set(Activity::kEntering, steady_now_ns());
+    board_.set(Activity::kEntering, now());
   }
-  const std::int64_t until_ns = steady_now_ns() + timeout_ms * kNsPerMs;
+  const std::int64_t until_ns = now() + timeout_ms * kNsPerMs;
   while (true) {
     const std::uint32_t ticket = wake_.prepare();
     if (is_aborted()) return std::nullopt;
@@ -296,7 +295,7 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
                  "rank of the pipeline the same number of times"});
       return std::nullopt;
     }
-    const std::int64_t left_ns = until_ns - steady_now_ns();
+    const std::int64_t left_ns = until_ns - now();
     if (left_ns <= 0) return std::nullopt;
     wake_.wait(ticket, left_ns);
   }

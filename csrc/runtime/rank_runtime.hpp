@@ -47,6 +47,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/event_count.hpp"
 #include "base/push_list.hpp"
 #include "base/status.hpp"
@@ -69,6 +70,8 @@ struct RuntimeOptions {
   // Tasks that usually take less are not announced: they end about when the word of their start
   // could be acted on, and it would cost as much as their own message.
   std::int64_t least_announced_us = 500;
+  ReadClock now_ns = steady_now_ns;
+  bool is_driven = false;  // no progress thread: the owner calls progress() and tick(), as tests do
 };
 
 enum class ClaimOutcome : std::uint8_t { kTask, kDone, kTimeout, kAborted };
@@ -76,6 +79,7 @@ enum class ClaimOutcome : std::uint8_t { kTask, kDone, kTimeout, kAborted };
 struct ClaimResult {
   ClaimOutcome outcome = ClaimOutcome::kTimeout;
   std::int32_t local = -1;
+  std::int64_t wait_until_ns = 0;  // kTimeout: see Choice
 };
 
 class RankRuntime final : public MessageSink, public Progressing {
@@ -168,6 +172,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   void announce_start(std::int32_t local);
   void on_started(const MessageHeader& header);
   void sleep(std::uint32_t ticket, std::int64_t timeout_ns);
+  std::int64_t now() const { return options_.now_ns(); }
   bool is_aborted() const { return aborted_.load(std::memory_order_seq_cst); }  // G4
   void post(std::int32_t peer, OutboundMessage* message);
   OutboundMessage* make_message(MessageType type) const;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/clock.hpp"
 #include "comm/fork_guard.hpp"
 #include "runtime/rank_runtime.hpp"
 #include "runtime/status_body.hpp"
@@ -50,7 +49,7 @@ void RankRuntime::close(std::int64_t timeout_ms) {
     is_closed_ = true;
     return;
   }
-  const std::int64_t until_ns = steady_now_ns() + timeout_ms * 1000000;
+  const std::int64_t until_ns = now() + timeout_ms * 1000000;
   wait_outstanding(until_ns, true);
   // From here on the loss of a peer is no news.
   is_closing_.store(true, std::memory_order_release);  // G5
@@ -62,11 +61,11 @@ void RankRuntime::close(std::int64_t timeout_ms) {
   transport_->abort({StatusCode::kClosed, rank(),
                      "rank " + std::to_string(rank()) + " has closed its pipeline"});
   // The abort ends every post at the next progress(), farewells at their deadline.
-  wait_outstanding(steady_now_ns() + 2 * Transport::kAbortFlushMs * 1000000, false);
+  wait_outstanding(now() + 2 * Transport::kAbortFlushMs * 1000000, false);
   if (has_joined_) ProgressThread::instance().remove(this);
   has_joined_ = false;
   is_closed_ = true;
-  board_.set(Activity::kOutside, steady_now_ns());
+  board_.set(Activity::kOutside, now());
 }
 
 RankRuntime::~RankRuntime() {
@@ -96,7 +95,7 @@ std::vector<InboundMessage*> RankRuntime::drain() {
 void RankRuntime::release(InboundMessage* message) { message->release(message); }
 
 std::string RankRuntime::describe() const {
-  const std::int64_t now_ns = steady_now_ns();
+  const std::int64_t now_ns = now();
   return watch_.describe(board_.read(now_ns), now_ns);
 }
 

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/clock.hpp"
 #include "runtime/rank_runtime.hpp"
 #include "runtime/status_body.hpp"
 
@@ -93,7 +92,7 @@ void RankRuntime::deliver(Step& step, InboundMessage* message) {
   }
   const Delivery delivery = is_from_owner(step, header)
                                 ? step.engine.deliver(target_of(header), header.source_stage,
-                                                      message, steady_now_ns())
+                                                      message, now())
                                 : Delivery::kUnknown;
   switch (delivery) {
     case Delivery::kWaiting: return;
@@ -121,7 +120,7 @@ void RankRuntime::on_started(const MessageHeader& header) {
   Step* step = guard.step();
   if (step == nullptr || step->number != header.step || !is_from_owner(*step, header)) return;
   step->engine.announce(target_of(header), header.source_stage,
-                        std::int64_t{header.duration_us} * 1000, steady_now_ns());
+                        std::int64_t{header.duration_us} * 1000, now());
 }
 
 void RankRuntime::set_aside(InboundMessage* message) {
@@ -160,7 +159,7 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
       return wake_.notify();
     case MessageType::kHeartbeat:
       if (const auto state = parse_rank_state(body)) {
-        return watch_.heard(peer, *state, steady_now_ns());
+        return watch_.heard(peer, *state, now());
       }
       return protocol_error(peer, "its heartbeat is malformed");
     case MessageType::kAbort:
@@ -181,7 +180,7 @@ void RankRuntime::on_peer_lost(std::int32_t peer, const Status& status) {
   Status lost = status;
   if (lost.code == StatusCode::kPeerLost) {
     lost.message += " Rank " + std::to_string(peer) + " " +
-                    watch_.last_words(peer, steady_now_ns());
+                    watch_.last_words(peer, now());
   }
   abort(lost);
 }

@@ -19,11 +19,15 @@ std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& microbatch_
 }  // namespace
 
 StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times)
+    : StepEngine(plan, rank, times, plan->arbiter_options(rank)) {}
+
+StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+                       const ArbiterOptions& options)
     : plan_(std::move(plan)),
       rank_(rank),
       own_times_(times ? nullptr : std::make_unique<TaskTimes>(table().num_chunks())),
       times_(times ? *times : *own_times_),
-      arbiter_(plan_->table(rank), plan_->hint_order(rank), plan_->arbiter_options(rank),
+      arbiter_(plan_->table(rank), plan_->hint_order(rank), options,
                places_of(plan_->microbatch_order()), &times_),
       tasks_(table().num_tasks()),
       records_(table().num_tasks()) {

@@ -101,6 +101,11 @@ class StepEngine {
   // Every payload still stored, taken out: after an abort. Any one thread, engine at rest.
   std::vector<void*> drain();
 
+ protected:
+  // Tests put other rules in the place of the plan's.
+  StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+             const ArbiterOptions& options);
+
  private:
   struct TaskState {
     std::uint64_t wanted = 0;                // one bit per input

@@ -61,8 +61,8 @@ def thread_sanitizer_build():
                  "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
 
 
-def run(program, **environment):
-    return subprocess.run(program, capture_output=True, text=True, timeout=RUN_LIMIT_S,
+def run(program, limit_s=RUN_LIMIT_S, **environment):
+    return subprocess.run(program, capture_output=True, text=True, timeout=limit_s,
                           env={**os.environ, **environment})
 
 
@@ -74,6 +74,15 @@ def report(done):
 @pytest.mark.parametrize("name", programs(NETS))
 def test_program(plain_build, name):
     done = run([str(plain_build / name)])
+    assert done.returncode == 0, report(done)
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(3600)
+@pytest.mark.parametrize("name", ["pipeline_sim", "runtime_sim"])
+def test_a_million_seeds(plain_build, name):
+    done = run([str(plain_build / name), "1000000"], limit_s=3000)
+    print(done.stdout)
     assert done.returncode == 0, report(done)
 
 

@@ -2,12 +2,13 @@
 // with the engine; and broken engines, each of which the checkers must find.
 //
 //   pipeline_sim [seeds]     or RRFP_SEEDS; 20,000 by default. RRFP_SEED is the first one.
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <utility>
 
 #include "check.hpp"
+#include "engine_mutants.hpp"
 #include "random_step.hpp"
 #include "step_checkers.hpp"
 
@@ -28,75 +29,6 @@ sim::WorldOptions world_of(const RandomStep& step) {
   world.again_after_ns = [&](const Task& from, std::int32_t) { return step.again_after_ns(from); };
   return world;
 }
-
-// ---- Mutants: what the engine would do with one bug. ----
-
-thread_local std::int64_t mutant_seed = 0;  // when the bug strikes, from the step's seed
-
-// Loses one arrival.
-struct DropsArrival : StepEngine {
-  using StepEngine::StepEngine;
-  Delivery deliver(const Task& target, std::int32_t source, void* payload, std::int64_t now_ns) {
-    if (++num_deliveries == mutant_seed % 5 + 1) return Delivery::kWaiting;
-    return StepEngine::deliver(target, source, payload, now_ns);
-  }
-  std::int64_t num_deliveries = 0;
-};
-
-// Takes a second arrival of one task for a new one: the task runs twice.
-struct AppliesTwice : StepEngine {
-  using StepEngine::StepEngine;
-  Choice claim(std::int64_t now_ns) {
-    if (again.local >= 0) return std::exchange(again, Choice{});
-    const Choice choice = StepEngine::claim(now_ns);
-    if (choice.local >= 0 && ++num_claims == mutant_seed % 7 + 1) again = choice;
-    return choice;
-  }
-  void retire(std::int32_t local, std::int64_t now_ns) {
-    if (again.local < 0 && record(local).retired_ns != 0) return;
-    StepEngine::retire(local, now_ns);
-  }
-  Delivery deliver(const Task& target, std::int32_t source, void* payload, std::int64_t now_ns) {
-    const Delivery delivery = StepEngine::deliver(target, source, payload, now_ns);
-    return delivery == Delivery::kDuplicate ? Delivery::kWaiting : delivery;
-  }
-  Choice again;
-  std::int64_t num_claims = 0;
-};
-
-// Looks away once while something is ready.
-struct LooksAway : StepEngine {
-  using StepEngine::StepEngine;
-  Choice claim(std::int64_t now_ns) {
-    if (++num_looks == mutant_seed % 6 + 2) return {};
-    return StepEngine::claim(now_ns);
-  }
-  std::int64_t num_looks = 0;
-};
-
-// Hands one message to another microbatch's task.
-struct WrongMicrobatch : StepEngine {
-  using StepEngine::StepEngine;
-  Delivery deliver(const Task& target, std::int32_t source, void* payload, std::int64_t now_ns) {
-    Task other = target;
-    other.microbatch = (target.microbatch + 1) % plan().num_microbatches();
-    const bool strikes = ++num_deliveries == mutant_seed % 5 + 1;
-    const Delivery delivery =
-        StepEngine::deliver(strikes ? other : target, source, payload, now_ns);
-    return delivery == Delivery::kDuplicate ? Delivery::kWaiting : delivery;
-  }
-  std::int64_t num_deliveries = 0;
-};
-
-// Goes on waiting after the announced task is overdue.
-struct WaitsForTheOverdue : StepEngine {
-  using StepEngine::StepEngine;
-  Choice claim(std::int64_t now_ns) {
-    Choice choice = StepEngine::claim(now_ns);
-    if (choice.wait_until_ns != 0) choice.wait_until_ns += 100000000;
-    return choice;
-  }
-};
 
 // Runs the step with the engine, the plan and a share of the latencies; the checkers see the
 // step as it was meant. `spoil` may change the schedule that is judged.
@@ -155,6 +87,13 @@ struct Counts {
     of["steps with chunks"] += step.num_chunks() > 1;
     of["steps with W in order"] += step.options().weight_in_order;
   }
+  void add(const AdmissionCounts& admission) {
+    of["admitted by level"] += admission.levelled;
+    of["admitted as the earliest"] += admission.earliest;
+    of["admitted beside the earliest"] += admission.not_earliest;
+    of["held back by level"] += admission.levelled_held;
+    of["held back for the earliest"] += admission.not_earliest_held;
+  }
   void print() const {
     std::string text;
     for (const auto& [name, count] : of) text += ", " + std::to_string(count) + " " + name;
@@ -201,10 +140,14 @@ void find_mutant(const char* name, Judge judge_seed) {
 
 TEST_CASE(random_steps_keep_every_promise) {
   Counts counts;
+  const auto start = std::chrono::steady_clock::now();
   for (std::int64_t i = 0; i < num_seeds; ++i) {
     const std::string wrong = run_seed(seed() + i, i % 10 == 9, counts);
     if (!wrong.empty()) fail(__FILE__, __LINE__, wrong);
   }
+  const std::chrono::duration<double> took_s = std::chrono::steady_clock::now() - start;
+  std::printf("  %.0f seeds per minute\n", 60 * static_cast<double>(num_seeds) / took_s.count());
+  counts.add(StepChecker::counts);
   counts.print();
   for (const auto& [name, count] : counts.of) {
     if (count == 0 && num_seeds >= 1000) fail(__FILE__, __LINE__, "no seed had any " + name);
@@ -268,6 +211,9 @@ TEST_CASE(checkers_find_every_mutant) {
     StepOptions options = step.options();
     options.weight_in_order = false;
     return judge<StepEngine>(step, step.plan_with(options));
+  });
+  find_mutant("no reservation", [](const RandomStep& step) {
+    return judge<AdmitsWithoutReservation>(step, step.plan());
   });
   find_mutant("waits for the overdue", [](const RandomStep& step) {
     return judge<WaitsForTheOverdue>(step, step.plan());

@@ -17,13 +17,19 @@
 
 namespace rrfp::test {
 
+// The largest world that may be drawn: how a failure is shrunk, and kept small.
+struct WorldCaps {
+  std::int32_t num_ranks = 8;
+  std::int32_t num_microbatches = 20;
+};
+
 class RandomStep {
  public:
-  explicit RandomStep(std::uint64_t seed) : random_(seed) {
+  explicit RandomStep(std::uint64_t seed, WorldCaps caps = {}) : random_(seed) {
     num_chunks_ = draw(0, 2) == 0 ? draw(2, 3) : 1;
-    num_ranks_ = draw(1, num_chunks_ == 1 ? 8 : 5);
+    num_ranks_ = std::min(draw(1, num_chunks_ == 1 ? 8 : 5), caps.num_ranks);
     is_v_ = num_chunks_ == 2 && draw(0, 1) == 1;
-    num_microbatches_ = draw(1, num_chunks_ == 1 ? 20 : 10);
+    num_microbatches_ = std::min(draw(1, num_chunks_ == 1 ? 20 : 10), caps.num_microbatches);
     is_split_ = draw(0, 1) == 1;
     make_options();
     make_times();

@@ -15,12 +15,22 @@
 
 namespace rrfp::test {
 
+// How often forwards were admitted by each rule, and how often one was ready and held back.
+struct AdmissionCounts {
+  std::int64_t levelled = 0, earliest = 0, not_earliest = 0;
+  std::int64_t levelled_held = 0, not_earliest_held = 0;
+};
+
 class StepChecker {
  public:
-  StepChecker(const RandomStep& step, const StepPlan& plan, const Schedule& schedule)
+  static inline AdmissionCounts counts;
+  // has_history: the ranks had learnt how long tasks take before the step.
+  StepChecker(const RandomStep& step, const StepPlan& plan, const Schedule& schedule,
+              bool has_history = false)
       : step_(step),
         plan_(plan),
         schedule_(schedule),
+        has_history_(has_history),
         slack_(step.options().slack == kAutoSlack ? plan.options().slack : step.options().slack) {}
 
   // The first thing that is wrong, in words; empty when nothing is. A step that has lost the
@@ -144,10 +154,13 @@ class StepChecker {
     }
     const std::int32_t free = rank.limit - rank.units;
     if (slack_ == kUnlimited && !step_.options().weight_in_order) {
-      return free >= step_.num_chunks() - step_.chunk_of(task.stage);
+      const bool may = free >= step_.num_chunks() - step_.chunk_of(task.stage);
+      return ++(may ? counts.levelled : counts.levelled_held), may;
     }
     const std::int32_t kept = earliest(rank);
-    return free >= (task.microbatch == kept ? 1 : step_.num_chunks() - rank.held[kept] + 1);
+    if (task.microbatch == kept) return ++counts.earliest, free >= 1;
+    const bool may = free >= step_.num_chunks() - rank.held[kept] + 1;
+    return ++(may ? counts.not_earliest : counts.not_earliest_held), may;
   }
   static std::size_t next_weight(const Rank& rank, std::int32_t stage) {
     const auto it = rank.weights.find(stage);
@@ -204,6 +217,12 @@ class StepChecker {
       units += is_forward(rank.order[at]) ? 1 : gives_back(rank.order[at]) ? -1 : 0;
       peak = std::max(peak, units);
     }
+    for (const Task& task : rank.order) {
+      const bool waits = task.kind == TaskKind::kForward || task.kind == TaskKind::kWeightGrad;
+      if (has_history_ && waits) {
+        rank.longest_ns = std::max(rank.longest_ns, step_.duration_ns(task));
+      }
+    }
     rank.is_claimed.assign(rank.order.size(), false);
     rank.held.assign(step_.num_microbatches(), 0);
     rank.forwards.assign(step_.num_microbatches(), 0);
@@ -217,6 +236,7 @@ class StepChecker {
   const RandomStep& step_;
   const StepPlan& plan_;
   const Schedule& schedule_;
+  const bool has_history_;
   const std::int32_t slack_;
   std::vector<std::int64_t> ready_ns_;  // by index()
 };

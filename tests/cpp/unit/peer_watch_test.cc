@@ -69,7 +69,7 @@ TEST_CASE(a_silent_peer_is_lost_with_its_last_words) {
     status = world.tick(state(Activity::kOutside, 0));
     ++ticks;
   }
-  CHECK(status->code == StatusCode::kPeerLost && status->origin_rank == 0);
+  CHECK(status->code == StatusCode::kPeerLost && status->origin_rank == 1);
   CHECK(ticks * 50 == kPeerTimeoutMs);
   CHECK(contains(status, "rank 0 lost rank 1, which is inside 1F3"));
   CHECK(contains(status, "as last heard 5.0 s ago; the most it may be silent is 5.0 s"));
