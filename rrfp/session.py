@@ -22,7 +22,7 @@ from rrfp.report import StepReport, StepResult, rank_report
 from rrfp.settings import SETTINGS
 from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
-from rrfp.task_rng import StepRandom
+from rrfp.task_rng import StepRandom, shared_state
 from rrfp.worker import RankStep, Worker
 
 logger = logging.getLogger("rrfp")
@@ -38,7 +38,7 @@ class Session:
     """What local and process sessions share: plans, stage steps, results, closing.
 
     Attributes:
-        shares_process: Whether several ranks are threads of this process.
+        shares_process: Whether ranks are threads of this process, beside others.
     """
 
     shares_process = False
@@ -157,9 +157,10 @@ def step_result(rank_steps, layout, request):
 class LocalSession(Session):
     """All ranks are threads of this process."""
 
+    shares_process = True
+
     def __init__(self, layout):
         super().__init__(layout)
-        self.shares_process = layout.num_ranks > 1
         self._has_warned_of_draws = False
         self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
@@ -179,7 +180,7 @@ class LocalSession(Session):
         finished = queue.SimpleQueue()
         for worker, rank_step in zip(self._workers, rank_steps):
             worker.submit(rank_step, finished)
-        state = torch.default_generator.get_state()
+        state = shared_state()
         errors = self._wait(rank_steps, finished)
         self._check_not_drawn(state)
         if errors:
@@ -190,15 +191,14 @@ class LocalSession(Session):
 
     def _check_not_drawn(self, state):
         """Say once if numbers came from torch's own generator, which the ranks here share."""
-        if self.shares_process and not self._has_warned_of_draws:
-            if not torch.equal(state, torch.default_generator.get_state()):
-                self._has_warned_of_draws = True
-                logger.warning(
-                    "torch's default generator was used while stages ran. If a stage drew from it "
-                    "past rrfp (a C++ extension may), its numbers depend on timing, and a "
-                    "checkpointed stage may recompute with others: use one process per rank. If "
-                    "another thread of yours did (loading data), all is well."
-                )
+        if not self._has_warned_of_draws and not torch.equal(state, shared_state()):
+            self._has_warned_of_draws = True
+            logger.warning(
+                "torch's default generator was used while stages ran. If a stage drew from it "
+                "past rrfp (a C++ extension may), its numbers depend on timing, and a "
+                "checkpointed stage may recompute with others: use one process per rank. If "
+                "another thread of yours did (loading data), all is well."
+            )
 
     def _wait(self, rank_steps, finished):
         """Wait for every rank; interruptible. The exceptions of those that ended early."""

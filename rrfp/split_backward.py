@@ -11,7 +11,7 @@ the other way round: nobody waits for I, so W is the whole.
 """
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from rrfp.gradient_graph import NO_PARAMETER, edge_node, find_cut
 
@@ -102,14 +102,14 @@ class _Pieces(WeightHalf):
                     num_bytes += sum(tensor.nbytes for tensor in more)
                     del more
             if num_bytes >= _BATCH_BYTES:
-                torch.autograd.backward(edges, gradients)
+                _accumulate(edges, gradients)
                 edges, gradients, num_bytes = [], [], 0
         for edge, gradient in self._kept:
             edges.append(edge)
             gradients.append(gradient)
         self._kept = []
         if edges:
-            torch.autograd.backward(edges, gradients)
+            _accumulate(edges, gradients)
 
     def shares_memory(self, tensor):
         if tensor.layout is not torch.strided:
@@ -123,6 +123,15 @@ class _Pieces(WeightHalf):
             kept.layout is torch.strided and kept.untyped_storage().data_ptr() == address
             for _, kept in self._kept
         )
+
+
+def _accumulate(edges, gradients):
+    """``torch.autograd.backward`` from graph edges, without its slow look at each gradient: the
+    engine itself checks their shapes."""
+    _engine_run_backward(
+        tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _check_versions(versions):

@@ -1,8 +1,8 @@
 """Random numbers of a task: keyed by (seed, step, stage, microbatch), whatever runs when.
 
 A rank that has its process to itself seeds torch's default generator before each task and
-restores it when the step is over. Where several worker threads share a process, torch's default
-CPU generator is shared as well; there each thread draws from a generator of its own:
+restores it when the step is over. Worker threads share a process, and torch's default CPU
+generator with it; there each draws from a generator of its own:
 
 - Operations that draw take it in place of the default one. They are overridden at a dispatch key
   that only these threads turn on; other operations and threads do not pass there. A generator
@@ -78,7 +78,7 @@ class StepRandom:
 
     Args:
         seed, step: Agreed by all ranks.
-        shares_process: Whether other worker threads run in this process.
+        shares_process: Whether other threads of this process may draw meanwhile.
     """
 
     def __init__(self, seed, step, shares_process):
@@ -199,6 +199,12 @@ def _drawing(operation, schema):
         return operation.redispatch(key_set & _below, *args, **kwargs)
 
     return kernel
+
+
+def shared_state():
+    """The state of torch's default CPU generator, which worker threads leave as it is."""
+    with _swap_lock:
+        return torch.default_generator.get_state()
 
 
 def _own():
