@@ -92,6 +92,25 @@ HintPolicy policy_of_auto(const StageGraph& graph, const HintRequest& request) {
   return policy;
 }
 
+// A rank's stages, each behind those it waits for; the lower first where both are possible. A
+// fixed order that had them by number alone would never end where an edge leads to a lower one.
+std::vector<std::int32_t> upstream_first(const StageGraph& graph, std::int32_t rank) {
+  std::vector<bool> is_placed(graph.num_stages(), false);
+  std::vector<std::int32_t> stages;
+  for (std::int32_t num_placed = 0; num_placed < graph.num_stages(); ++num_placed) {
+    std::int32_t stage = 0;
+    const auto waits = [&](std::int32_t s) {
+      const auto& sources = graph.sources_of(s);
+      return std::any_of(sources.begin(), sources.end(),
+                         [&](std::int32_t source) { return !is_placed[source]; });
+    };
+    while (is_placed[stage] || waits(stage)) ++stage;
+    is_placed[stage] = true;
+    if (graph.rank_of(stage) == rank) stages.push_back(stage);
+  }
+  return stages;
+}
+
 std::vector<Task> textbook_order(const StageGraph& graph, const std::string& order,
                                  std::int32_t rank, const MicrobatchOrder& microbatch_order) {
   const auto& stages = graph.stages_of(rank);
@@ -102,7 +121,7 @@ std::vector<Task> textbook_order(const StageGraph& graph, const std::string& ord
   if (order == "interleaved") {
     return interleaved_order(rank, num_ranks, graph.max_stages_per_rank(), microbatch_order);
   }
-  return gpipe_order(stages, microbatch_order);
+  return gpipe_order(upstream_first(graph, rank), microbatch_order);
 }
 
 }  // namespace

@@ -1,55 +1,13 @@
 // No reachable state of small pipelines deadlocks under the admission rules of the arbiter,
 // whatever the hint, the limits and the order in which messages arrive; and the obvious rule
 // (admit when a unit is free) does deadlock, so that this search is known to find deadlocks.
-#include <set>
-
 #include "arbiter/named_orders.hpp"
 #include "check.hpp"
 #include "model/admission_world.hpp"
+#include "model/plain_arbiter.hpp"
 
 namespace rrfp::test {
 namespace {
-
-// The obvious rule, as an arbiter: the lowest position that is within slack (B is exempt) and,
-// for an F, while a unit is free.
-class PlainArbiter {
- public:
-  PlainArbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-               const std::vector<std::int32_t>&)
-      : table_(table), order_(order), options_(options) {}
-
-  void arrive(std::int32_t local) { ready_.insert(order_.position_of(local)); }
-
-  Choice select() const {
-    std::int32_t first_unclaimed = 0;
-    while (claimed_.count(first_unclaimed) != 0) ++first_unclaimed;
-    for (const std::int32_t position : ready_) {
-      const bool held_back = held_ >= options_.limit_units ||
-                             (options_.slack != kUnlimited &&
-                              position > first_unclaimed + options_.slack);
-      if (!is_forward(position) || !held_back) return {order_.local_at(position)};
-    }
-    return {};
-  }
-
-  void commit(const Choice& choice) {
-    const std::int32_t position = order_.position_of(choice.local);
-    ready_.erase(position);
-    claimed_.insert(position);
-    held_ += is_forward(position) ? 1 : -1;
-  }
-
- private:
-  bool is_forward(std::int32_t position) const {
-    return table_.task(order_.local_at(position)).kind == TaskKind::kForward;
-  }
-
-  const TaskTable& table_;
-  const HintOrder& order_;
-  const ArbiterOptions options_;
-  std::set<std::int32_t> ready_, claimed_;  // positions
-  std::int32_t held_ = 0;
-};
 
 constexpr HintRule kAllRules[] = {HintRule::kOrder, HintRule::kBackwardForward,
                                   HintRule::kForwardBackward, HintRule::kBackwardPriority,
