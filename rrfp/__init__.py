@@ -16,6 +16,7 @@ from rrfp.errors import (
     StageError,
     StallError,
 )
+from rrfp.gradients import GradScaler, clip_grad_norm_
 from rrfp.pipeline import Pipeline, run_pipeline
 from rrfp.report import RankReport, StepReport, StepResult
 from rrfp.simulation import SimulatedStep, simulate
@@ -25,6 +26,7 @@ from rrfp.tasks import Task, TaskKind, parse_task
 __all__ = [
     "ClosedError",
     "DeviceError",
+    "GradScaler",
     "InterruptedStepError",
     "PeerLostError",
     "Pipeline",
@@ -40,6 +42,7 @@ __all__ = [
     "Task",
     "TaskKind",
     "build_info",
+    "clip_grad_norm_",
     "parse_task",
     "run_pipeline",
     "simulate",

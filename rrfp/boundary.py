@@ -12,6 +12,7 @@ flags, the number of dimensions and the shape.
 """
 
 import io
+import math
 import pickle
 import struct
 
@@ -214,7 +215,22 @@ def encode(parcel):
 
 
 def decode(inbound):
-    """The parcel of a received message."""
+    """The parcel of a received message.
+
+    Raises:
+        ValueError: The message is damaged; nothing of it is used.
+    """
+    try:
+        return _decode(inbound)
+    except Exception as error:
+        raise ValueError(
+            f"a received message of {len(inbound.metadata)} bytes of metadata is damaged "
+            f"({type(error).__name__}: {error}). Run the same version of rrfp and torch on every "
+            "rank."
+        ) from error
+
+
+def _decode(inbound):
     metadata = inbound.metadata
     (tree_bytes,) = _length.unpack_from(metadata)
     at = 4 + tree_bytes
@@ -231,7 +247,7 @@ def decode(inbound):
             if code >= _FIRST_BYTE_CODE:
                 dtype = _BYTE_DTYPES[code]
                 viewed.append((index, dtype, shape))
-                layouts.append((1, 8, (torch.Size(shape).numel() * dtype.itemsize,)))
+                layouts.append((1, 8, (math.prod(shape) * dtype.itemsize,)))
             else:
                 _, type_code, bits = _DLPACK_DTYPES[code - 1]
                 layouts.append((type_code, bits, shape))
@@ -244,6 +260,8 @@ def decode(inbound):
     if num_pickled:
         objects = iter(pickle.loads(metadata[at:]))
         leaves = [next(objects) if leaf is _PICKLED else leaf for leaf in leaves]
+    elif at != len(metadata):
+        raise ValueError(f"its leaves end at byte {at}")
     for index, capsule in zip(places, inbound.capsules(layouts)):
         leaves[index] = from_dlpack(capsule)
     for index, dtype, shape in viewed:

@@ -151,6 +151,13 @@ class Pipeline:
         step = check_state(state)
         self._session.counter = step
 
+    def dump(self, as_json=False):
+        """A text (or JSON): per rank of this process what it runs or waits for, and from whom.
+
+        With its last 32 decisions, and what other processes said last. Any thread; never waits.
+        """
+        return self._session.dump(as_json)
+
     def close(self):
         """End worker threads and connections; more than once is fine."""
         self._session.close()

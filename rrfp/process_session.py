@@ -225,6 +225,9 @@ class ProcessSession(Session):
             if body is not None:
                 return pickle.loads(body)
 
+    def _own_runtimes(self):
+        return [self._runtime]
+
     def _end(self):
         if self._runtime is None:
             return

@@ -16,6 +16,7 @@ import torch
 
 from rrfp import _C
 from rrfp.agreement import decide
+from rrfp.dump import DecisionLog, describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
 from rrfp.modes import CallerModes
 from rrfp.report import StepReport, StepResult, rank_report
@@ -51,7 +52,9 @@ class Session:
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
         self._traits = TraitsMemory()
         self._in_step = threading.Lock()
+        self._decisions = [DecisionLog() for _ in range(layout.num_ranks)]
         _open_sessions.add(self)
+        install_handler(dump_all)
 
     def run(self, modules, request):
         """Run one step of ``{stage: module}`` as the request asks.
@@ -71,6 +74,18 @@ class Session:
 
     def refuse(self, error, timeout_s):
         """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
+
+    def _own_runtimes(self):
+        """The runtimes of the ranks in this process."""
+        raise NotImplementedError
+
+    def dump(self, as_json):
+        if self.closed_because is not None:
+            raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
+        description = describe_ranks(self._own_runtimes(), self._decisions)
+        if as_json:
+            return dump_json(description)
+        return dump_text(description, in_one_process=self.shares_process)
 
     def close(self, reason="close() was called"):
         """End the session; more than once is fine."""
@@ -132,7 +147,8 @@ class Session:
         plan = self._plan(decision)
         random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
         return RankStep(
-            runtime, plan, self.layout, stage_step, modes, random, self._step, timeout_ms
+            runtime, plan, self.layout, stage_step, modes, random, self._step, timeout_ms,
+            self._decisions[runtime.rank],
         )
 
 
@@ -188,6 +204,9 @@ class LocalSession(Session):
         for rank_step in rank_steps:
             self._learn(rank_step.stage_step)
         return step_result(rank_steps, self.layout, request)
+
+    def _own_runtimes(self):
+        return self._runtimes
 
     def _check_not_drawn(self, state):
         """Say once if numbers came from torch's own generator, which the ranks here share."""
@@ -250,6 +269,17 @@ class LocalSession(Session):
         for runtime in self._runtimes:
             runtime.close(0)
         self._runtimes = []
+
+
+def dump_all():
+    """What the ranks of every open pipeline of this process are doing, as a text."""
+    texts = []
+    for session in list(_open_sessions):
+        try:
+            texts.append(session.dump(as_json=False))
+        except Exception as error:  # being set up or closed; a report must not end the program
+            texts.append(f"a pipeline cannot be described now: {error}")
+    return "\n".join(texts) or "rrfp: no pipeline is open in this process"
 
 
 def close_all():

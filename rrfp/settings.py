@@ -1,6 +1,7 @@
 """The only reader of ``RRFP_*`` environment variables. Read once, when rrfp is imported."""
 
 import os
+import signal
 from dataclasses import dataclass
 
 
@@ -14,6 +15,8 @@ class Settings:
         spin_us: RRFP_SPIN_US. How long the progress thread spins before it sleeps.
         socket_interfaces: RRFP_SOCKET_IFNAME. Network interfaces at which other hosts reach this
             one, by name or beginning of a name, comma-separated, best first.
+        dump_signal: RRFP_DUMP_SIGNAL, such as SIGUSR1: a process that gets it says on stderr what
+            its ranks are doing. Default: none.
         close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
     """
 
@@ -22,6 +25,7 @@ class Settings:
     spin_us: int = 0
     close_timeout_s: float = 5.0
     socket_interfaces: str = ""
+    dump_signal: int | None = None
 
 
 def _number(environment, name, convert, default, least):
@@ -40,6 +44,19 @@ def _number(environment, name, convert, default, least):
     return value
 
 
+def _signal(environment, name):
+    text = environment.get(name)
+    if not text:
+        return None
+    found = getattr(signal, text, None)
+    if not isinstance(found, signal.Signals) or found in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError(
+            f"{name} is {text!r}; it must be the name of a signal that can be caught, such as "
+            "SIGUSR1."
+        )
+    return found
+
+
 def read_settings(environment=os.environ):
     """Settings from the variables of ``environment``."""
     default = Settings()
@@ -52,6 +69,7 @@ def read_settings(environment=os.environ):
         close_timeout_s=_number(
             environment, "RRFP_CLOSE_TIMEOUT_S", float, default.close_timeout_s, 0
         ),
+        dump_signal=_signal(environment, "RRFP_DUMP_SIGNAL"),
         socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),
     )
 

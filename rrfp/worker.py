@@ -16,7 +16,8 @@ class RankStep:
     """One rank in one step: the plan, its stage and the runtime that says what comes next."""
 
     def __init__(
-        self, runtime, plan, layout, stage_step, modes, random, step, stall_timeout_ms
+        self, runtime, plan, layout, stage_step, modes, random, step, stall_timeout_ms,
+        decisions,
     ):
         self.runtime = runtime
         self.plan = plan
@@ -25,6 +26,7 @@ class RankStep:
         self.random = random
         self.step = step
         self.stall_timeout_ms = stall_timeout_ms
+        self.decisions = decisions  # a DecisionLog
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank
@@ -46,6 +48,7 @@ class RankStep:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:
                     _, kind, microbatch = tasks[local]
+                    self.decisions.add(self.step, tasks, local)
                     try:
                         self._run_task(local, kind, microbatch)
                     except (_C.StatusError, KeyboardInterrupt):
