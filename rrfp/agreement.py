@@ -35,8 +35,8 @@ class Decision:
     input_in_order: tuple
     seed: int = field(compare=False)  # plans are the same for every seed
 
-    def plan(self, layout):
-        """The plan of the step.
+    def plan(self, layout, waiting=True):
+        """The plan of the step; without ``waiting`` no rank idles for a task it prefers.
 
         Raises:
             ValueError: An order or limit that cannot be run, by name.
@@ -54,6 +54,7 @@ class Decision:
             self.weight_in_order,
             forward_in_order=list(self.forward_in_order),
             input_in_order=list(self.input_in_order),
+            waiting=waiting,
         )
 
 

@@ -39,7 +39,6 @@ def refuse_unsupported(arguments):
         "loss_stages": (None,),
         "tied": (None,),
         "agreement_group": (None,),
-        "lookahead": ("jit", 1),
     }
     for name, allowed in wanted.items():
         value = arguments.pop(name, allowed[0])
@@ -105,15 +104,10 @@ def _numbers(name, values, least):
 
 
 def _check_input(index, value):
-    """A user's input without gradients of its own, and on the CPU."""
+    """A user's input without gradients of its own."""
     for tensor in flatten(value)[1]:
         if not isinstance(tensor, torch.Tensor):
             continue
-        if not tensor.is_cpu:
-            raise ValueError(
-                f"microbatch {index} holds a tensor on {tensor.device}; only CPU tensors are "
-                "supported yet."
-            )
         if tensor.requires_grad:
             raise ValueError(
                 f"microbatch {index} holds a tensor that requires grad, but no gradient flows out "
@@ -233,6 +227,7 @@ class StepRequest:
         return_outputs,
         broadcast_loss,
         forward_only,
+        lookahead,
         stall_timeout_s,
     ):
         self.layout = layout
@@ -253,6 +248,10 @@ class StepRequest:
         self.return_outputs = bool(return_outputs)
         self.broadcast_loss = bool(broadcast_loss)
         self.forward_only = bool(forward_only)
+        if lookahead not in ("jit", 1):
+            raise ValueError(f"lookahead is {lookahead!r}, which is not supported yet; leave it "
+                             "at 'jit', or pass 1.")
+        self.lookahead = lookahead
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
         if loss_fn is not None and not callable(loss_fn):

@@ -39,6 +39,13 @@ class Layout:
     def stage_of(self, rank):
         return self.rank_of_stage.index(rank)
 
+    @property
+    def directed_edges(self):
+        """(source rank, target rank) of every way a message takes, sorted."""
+        ranks = self.rank_of_stage
+        pairs = {(a, b) for a, b in zip(ranks, ranks[1:]) if a != b}
+        return sorted(pairs | {(b, a) for a, b in pairs})
+
     def graph(self):
         edges = [(s, s + 1) for s in range(self.num_stages - 1)]
         return _C.StageGraph(self.num_ranks, list(self.rank_of_stage), edges, [self.loss_stage])
@@ -139,7 +146,7 @@ def check_modules(table):
     """Refuse what one process can see to be wrong with its stages.
 
     Raises:
-        ValueError: A module or parameter in two stages, or a tensor that is not on the CPU.
+        ValueError: A module or parameter in two stages.
     """
     stage_of_module = {}
     for stage, module in table.items():
@@ -151,12 +158,6 @@ def check_modules(table):
             )
     owner = {}
     for stage, module in table.items():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if tensor.device.type != "cpu":
-                raise ValueError(
-                    f"{name} of stage {stage} is on {tensor.device}; only CPU stages are "
-                    "supported yet. Call .cpu() on the stage."
-                )
         for name, parameter in module.named_parameters():
             other = owner.setdefault(id(parameter), (stage, name))
             if other[0] != stage:

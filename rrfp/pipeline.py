@@ -15,6 +15,7 @@ from rrfp.arguments import (
     is_timeout,
     refuse_unsupported,
 )
+from rrfp.device import same_kind_devices, stage_device
 from rrfp.layout import (
     check_modules,
     check_stages_complete,
@@ -50,8 +51,9 @@ class Pipeline:
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``, ``"local"`` (one process), ``"socket"`` (several processes: Unix
-            sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one host too).
+        transport: ``"auto"``; ``"local"`` (one process); on the CPU in several processes
+            ``"socket"`` (Unix sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one
+            host too); on GPUs in several ``"ipc"`` or ``"nccl"`` (auto takes IPC where it can).
         set_up_timeout_s: How long to wait for the other ranks.
 
     Raises:
@@ -247,9 +249,11 @@ def run_pipeline(
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``, ``"local"`` (one process), ``"socket"`` (several processes: Unix
-            sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one host too).
-        lookahead: On CPU a task runs when it is chosen; leave it at ``"jit"``.
+        transport: ``"auto"``; ``"local"`` (one process); on the CPU in several processes
+            ``"socket"`` (Unix sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one
+            host too); on GPUs in several ``"ipc"`` or ``"nccl"`` (auto takes IPC where it can).
+        lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while
+            one runs; 1 launches it only when that one has ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
             long ranks wait for one another at the start.
 
@@ -332,7 +336,8 @@ def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout
     check_stages_complete([list(modules)])
     layout = make_layout(len(modules), num_ranks, placement)
     check_modules(modules)
-    return modules, LocalSession(layout)
+    devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
+    return modules, LocalSession(layout, devices)
 
 
 class _CacheEntry:

@@ -10,6 +10,7 @@ import torch
 from rrfp import _C
 from rrfp.agreement import decide
 from rrfp.arguments import is_timeout
+from rrfp.device import Launcher, join_devices, same_kind_devices, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.layout import (
     check_modules,
@@ -45,7 +46,7 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
     card = {"placement": repr(placement), "error": None}
     modules, cause = None, None
     try:
-        check_transport(transport, ("auto", "socket", "tcp"))
+        check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
         host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
         listener = _C.SocketListener(host, with_unix=transport != "tcp")
         card["address"] = listener.address
@@ -57,6 +58,8 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
         modules = stage_table(stages, default_stage=member.rank)
         check_modules(modules)
         card["stages"] = list(modules)
+        devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
+        card["devices"] = {s: d and str(d) for s, d in devices.items()}
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
         cause = error
         card["error"] = (type(error).__name__, str(error))
@@ -69,7 +72,25 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
     check_stages_complete(stages_of_rank)
     layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, placement)
     _check_placement(stages_of_rank, layout)
-    return modules, ProcessSession(layout, rendezvous, listener, [c["address"] for c in cards])
+    devices = same_kind_devices({s: d for card in cards for s, d in card["devices"].items()})
+    _check_channel(transport, devices)
+    if devices is not None:
+        devices = {stage: devices[stage] for stage in modules}
+    addresses = [card["address"] for card in cards]
+    return modules, ProcessSession(layout, devices, rendezvous, listener, addresses, transport)
+
+
+def _check_channel(transport, devices):
+    if devices is None and transport in ("ipc", "nccl"):
+        raise ValueError(
+            f"transport is {transport!r}, which joins GPUs, but all stages are on the CPU; use "
+            "'auto', 'socket' or 'tcp'."
+        )
+    if devices is not None and transport in ("socket", "tcp"):
+        raise ValueError(
+            f"transport is {transport!r}, which carries CPU tensors, but the stages are on GPUs; use "
+            "'auto', 'ipc' or 'nccl'."
+        )
 
 
 def _check_placement(stages_of_rank, layout):
@@ -82,24 +103,27 @@ def _check_placement(stages_of_rank, layout):
 
 
 class ProcessSession(Session):
-    """This process is one rank; the others are reached through sockets."""
+    """This process is one rank; the others are reached through sockets, and their GPUs through
+    IPC or NCCL."""
 
-    def __init__(self, layout, rendezvous, listener, addresses):
-        super().__init__(layout)
+    def __init__(self, layout, devices, rendezvous, listener, addresses, transport):
+        super().__init__(layout, devices)
         self.refusal = None  # the last error that all ranks agreed on
         _C.set_spin_us(SETTINGS.spin_us)
         token, run = rendezvous.token()
         try:
-            self._runtime = _C.connect(
-                listener,
-                rendezvous.member.rank,
-                addresses,
-                token,
-                run,
-                rendezvous.time_left_ms(),
-                SETTINGS.heartbeat_ms,
-                int(1000 * SETTINGS.peer_timeout_s),
+            control = _C.connect_control(
+                listener, rendezvous.member.rank, addresses, token, run, rendezvous.time_left_ms()
             )
+            if devices is None:
+                self._runtime = _C.join_control(
+                    control, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s)
+                )
+            else:
+                (device,) = set(devices.values())
+                self._runtime = join_devices(
+                    rendezvous, control, run, layout.directed_edges, device, transport
+                )
         except _C.StatusError as error:
             self._runtime = None
             self.close("its set-up did not finish")
@@ -126,7 +150,9 @@ class ProcessSession(Session):
             view = self._view(modules, request)
             decision = self._agree(request, view, request.stall_timeout_s)
             modes = CallerModes(request.forward_only)
-            rank_step = self._rank_step(self._runtime, modules, request, decision, modes)
+            rank_step = self._rank_step(
+                self._runtime, modules, request, decision, modes, self._launcher(request)
+            )
             self._step += 1
             self.counter += 1
             failure.rank_step = rank_step
@@ -135,6 +161,12 @@ class ProcessSession(Session):
             result = step_result([rank_step], self.layout, request)
             self._finish(request, result)
         return result
+
+    def _launcher(self, request):
+        if self.devices is None:
+            return None
+        device = next(iter(self.devices.values()))
+        return Launcher(torch.cuda.current_stream(device), request.lookahead)
 
     def _agree(self, request, view, timeout_s, cause=None):
         """The decision that all ranks share for the next step.
@@ -235,7 +267,10 @@ class ProcessSession(Session):
             self._runtime.abort(
                 _C.StatusCode.CLOSED, self._runtime.rank, f"{self.closed_because} in a step"
             )
-        self._runtime.close(int(1000 * SETTINGS.close_timeout_s))
+        if self.devices is not None:
+            self._runtime.end(int(1000 * SETTINGS.close_timeout_s))
+        else:
+            self._runtime.close(int(1000 * SETTINGS.close_timeout_s))
 
 
 class _Ending:

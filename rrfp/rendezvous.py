@@ -69,10 +69,13 @@ class Rendezvous:
             # Counted in the store and not here: a process that takes a dead one's place has not
             # seen the set-ups before it.
             generation = store.add(f"{corner}/set-ups of rank {member.rank}", 1)
+        self._num_exchanges = 0
         self._store = torch.distributed.PrefixStore(f"{corner}/{generation}", store)
 
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.
+
+        May be called again, by all ranks alike.
 
         Raises:
             RankTimeoutError: A rank did not publish in time.
@@ -82,12 +85,14 @@ class Rendezvous:
             **card,
             "version": _C.build_info()["version"],
         }
+        prefix = f"{self._num_exchanges}/rank"
+        self._num_exchanges += 1
         with self._store_reachable():
-            if member.rank == 0:
+            if member.rank == 0 and self._num_exchanges == 1:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
                 self._store.set("token", token)
-            self._store.set(f"rank{member.rank}", pickle.dumps(card))
-            return [self._get(f"rank{rank}", rank) for rank in range(member.num_ranks)]
+            self._store.set(f"{prefix}{member.rank}", pickle.dumps(card))
+            return [self._get(f"{prefix}{rank}", rank) for rank in range(member.num_ranks)]
 
     def token(self):
         """(run token, run number) drawn by rank 0."""

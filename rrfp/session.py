@@ -16,6 +16,12 @@ import torch
 
 from rrfp import _C
 from rrfp.agreement import decide
+from rrfp.device import (
+    LocalStreams,
+    end_side_by_side,
+    make_local_device_runtimes,
+    refuse_shared_draws,
+)
 from rrfp.dump import DecisionLog, describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
 from rrfp.modes import CallerModes
@@ -40,12 +46,14 @@ class Session:
 
     Attributes:
         shares_process: Whether ranks are threads of this process, beside others.
+        devices: ``{stage: device}`` of the stages that live here, None on the CPU.
     """
 
     shares_process = False
 
-    def __init__(self, layout):
+    def __init__(self, layout, devices):
         self.layout = layout
+        self.devices = devices
         self.closed_because = None
         self._plans = {}
         self._step = 0
@@ -116,7 +124,9 @@ class Session:
     def _plan(self, decision):
         plan = self._plans.get(decision)
         if plan is None:
-            plan = decision.plan(self.layout)
+            # What a task takes is known on the CPU only, so that on GPUs no rank waits for one
+            # that is soon due.
+            plan = decision.plan(self.layout, waiting=self.devices is None)
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[decision] = plan
@@ -136,11 +146,12 @@ class Session:
             modes,
             request.forward_only,
             request.return_outputs,
+            torch.device("cpu") if self.devices is None else self.devices[stage],
             deterministic=request.deterministic,
             in_order=request.deterministic and stage not in decision.input_in_order,
         )
 
-    def _rank_step(self, runtime, modules, request, decision, modes):
+    def _rank_step(self, runtime, modules, request, decision, modes, launcher=None):
         stage = self.layout.stage_of(runtime.rank)
         stage_step = self._stage_step(stage, modules[stage], request, decision, modes)
         timeout_ms = max(1, int(1000 * request.stall_timeout_s))
@@ -148,7 +159,7 @@ class Session:
         random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
         return RankStep(
             runtime, plan, self.layout, stage_step, modes, random, self._step, timeout_ms,
-            self._decisions[runtime.rank],
+            self._decisions[runtime.rank], launcher,
         )
 
 
@@ -175,29 +186,47 @@ class LocalSession(Session):
 
     shares_process = True
 
-    def __init__(self, layout):
-        super().__init__(layout)
+    def __init__(self, layout, devices):
+        super().__init__(layout, devices)
         self._has_warned_of_draws = False
-        self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
+        self._runtimes, self._workers, self._streams = [], [], None
+        if devices is None:
+            self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
+        else:
+            by_rank = [devices[layout.stage_of(rank)] for rank in range(layout.num_ranks)]
+            self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
+            self._streams = LocalStreams(by_rank)
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
-        logger.info("%d ranks in one process, version %s", layout.num_ranks,
-                    _C.build_info()["version"])
+        logger.info("%d ranks in one process, joined through %s, version %s", layout.num_ranks,
+                    self._runtimes[0].transport_name, _C.build_info()["version"])
 
     def _run(self, modules, request):
         decision = decide(request, [self._view(modules, request)], self.layout)
         self._plan(decision)  # refuses before anything starts
+        if self.devices is not None:
+            refuse_shared_draws(modules, self.devices)
         modes = CallerModes(request.forward_only)
+        launchers = [None] * len(self._runtimes)
+        if self._streams is not None:
+            launchers = self._streams.launchers(request.lookahead)
         rank_steps = [
-            self._rank_step(runtime, modules, request, decision, modes)
-            for runtime in self._runtimes
+            self._rank_step(runtime, modules, request, decision, modes, launcher)
+            for runtime, launcher in zip(self._runtimes, launchers)
         ]
         self._step += 1
         self.counter += 1
         finished = queue.SimpleQueue()
         for worker, rank_step in zip(self._workers, rank_steps):
+            if rank_step.launcher is not None:
+                rank_step.launcher.fork()
             worker.submit(rank_step, finished)
         state = shared_state()
-        errors = self._wait(rank_steps, finished)
+        try:
+            errors = self._wait(rank_steps, finished)
+        finally:
+            for rank_step in rank_steps:
+                if rank_step.launcher is not None:
+                    rank_step.launcher.join()
         self._check_not_drawn(state)
         if errors:
             self._raise_first(rank_steps, errors)
@@ -266,8 +295,11 @@ class LocalSession(Session):
             logger.warning("a stage is still running while its pipeline is closed")
             _abandoned_sessions.append(self)  # its thread still uses the runtime
             return
-        for runtime in self._runtimes:
-            runtime.close(0)
+        if self._streams is not None:
+            end_side_by_side(self._runtimes, int(1000 * SETTINGS.close_timeout_s))
+        else:
+            for runtime in self._runtimes:
+                runtime.close(0)
         self._runtimes = []
 
 

@@ -79,8 +79,9 @@ class StageStep:
     """A stage's tasks in one step; used by its rank's worker only."""
 
     def __init__(self, stage, module, given, loss_rule, num_microbatches, modes, forward_only,
-                 return_outputs, deterministic=False, in_order=False):
+                 return_outputs, device, deterministic=False, in_order=False):
         self.stage = stage
+        self.device = device
         self.module = module
         self.given = given
         self.loss_rule = loss_rule  # None: not a loss stage
@@ -218,10 +219,10 @@ class StageStep:
 
     def _detach(self, microbatch, tensor, args, kwargs):
         """The tensor for another holder: same memory, same version counter, no graph."""
-        if not tensor.is_cpu:
+        if tensor.device != self.device:
             raise ValueError(
-                f"stage {self.stage} returned a tensor on {tensor.device}; only CPU tensors are "
-                "supported yet."
+                f"stage {self.stage} is on {self.device} and returned a tensor on "
+                f"{tensor.device}; return tensors of the stage's own device."
             )
         detached = tensor.detach()
         if tensor.layout is not torch.strided:

@@ -1,5 +1,6 @@
 """The loop that runs a rank's tasks, and the threads it runs on in one process."""
 
+import contextlib
 import queue
 import threading
 import traceback
@@ -13,11 +14,14 @@ _CLAIM_TIMEOUT_MS = 60_000
 
 
 class RankStep:
-    """One rank in one step: the plan, its stage and the runtime that says what comes next."""
+    """One rank in one step: the plan, its stage and the runtime that says what comes next.
+
+    ``launcher`` is how a rank with a GPU launches its tasks, None on the CPU.
+    """
 
     def __init__(
         self, runtime, plan, layout, stage_step, modes, random, step, stall_timeout_ms,
-        decisions,
+        decisions, launcher,
     ):
         self.runtime = runtime
         self.plan = plan
@@ -27,6 +31,7 @@ class RankStep:
         self.step = step
         self.stall_timeout_ms = stall_timeout_ms
         self.decisions = decisions  # a DecisionLog
+        self.launcher = launcher
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank
@@ -40,8 +45,14 @@ class RankStep:
         Raises:
             StatusError: The step ended early, here or elsewhere; every rank has been told.
         """
-        runtime = self.runtime
-        with self.modes.adopted(other_thread), self.random.active():
+        runtime, launcher = self.runtime, self.launcher
+        with (
+            self.modes.adopted(other_thread),
+            launcher or contextlib.nullcontext(),
+            self.random.active(),  # of the launcher's device
+        ):
+            if launcher is not None:
+                launcher.begin(runtime)
             runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
             tasks = self.plan.tasks(runtime.rank)
             while True:
@@ -56,6 +67,10 @@ class RankStep:
                     except BaseException as error:
                         self._end_everywhere(tasks[local], error)
                         continue  # claim() raises what ended the step
+                    if launcher is not None:
+                        stage, kind, microbatch = tasks[local]
+                        text = f"{stage}{kind}{microbatch}"
+                        launcher.launched(runtime, text, self.stall_timeout_ms)
                     runtime.retire(local)
                 elif local == _C.ALL_CLAIMED:
                     break

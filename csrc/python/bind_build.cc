@@ -19,6 +19,8 @@ py::dict build_info_dict() {
   result["pybind11"] = info.pybind11;
   result["cmake"] = info.cmake;
   result["cuda"] = info.cuda;
+  result["cuda_version"] = info.cuda_version;
+  result["cuda_refusal"] = info.cuda_refusal;
   return result;
 }
 

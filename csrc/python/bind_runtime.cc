@@ -53,6 +53,13 @@ void bind_runtime(py::module_& module) {
       .def("post_tensors", &RuntimeHandle::post_tensors, py::arg("local"),
            py::arg("target_stage"), py::arg("metadata"), py::arg("segments"), py::arg("owner"),
            "Sends metadata and memory, kept alive by owner, to the rank of a stage.")
+      .def_property_readonly("device", &RuntimeHandle::device, "Index of its GPU; -1: the CPU.")
+      .def("bind_stream", &RuntimeHandle::bind_stream, py::arg("stream"),
+           "The CUDA stream that the coming step is launched on.")
+      .def("wait_launched", &RuntimeHandle::wait_launched, py::arg("depth"),
+           py::arg("timeout_ms"),
+           "After a launch: waits until fewer than depth tasks are unfinished on the device. "
+           "False at the time-out; raises StatusError.")
       .def("retire", &RuntimeHandle::retire, py::arg("local"), "The claimed task is done.")
       .def("wait_sends", &RuntimeHandle::wait_sends, py::arg("timeout_ms"),
            "Whether everything posted has been sent. Raises StatusError.")
@@ -69,6 +76,7 @@ void bind_runtime(py::module_& module) {
       .def("describe", &RuntimeHandle::describe, "What each rank was last known to be doing.")
       .def("close", &RuntimeHandle::close, py::arg("timeout_ms"),
            "Says goodbye and lets what is outstanding go.")
+      .def("end", &RuntimeHandle::end, py::arg("timeout_ms"), "close(), and gives up the device.")
       .def("drain", &RuntimeHandle::drain, "Drops every message that no task took.");
 }
 

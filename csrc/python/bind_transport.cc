@@ -11,6 +11,7 @@
 #include "comm/socket_interface.hpp"
 #include "comm/socket_transport.hpp"
 #include "python/bindings.hpp"
+#include "python/control_link.hpp"
 #include "python/runtime_handle.hpp"
 #include "python/status_error.hpp"
 
@@ -31,18 +32,9 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num
   return runtimes;
 }
 
-// Called from connect_sockets() on the thread that came from Python. A signal's exception stays
-// set in that thread's state and is raised when the set-up has ended.
-bool signal_arrived() {
-  py::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
-std::unique_ptr<RuntimeHandle> connect(SocketListener& listener, std::int32_t rank,
-                                       std::vector<std::string> addresses,
-                                       const std::string& token, std::uint64_t run,
-                                       std::int64_t timeout_ms, std::int64_t heartbeat_ms,
-                                       std::int64_t peer_timeout_ms) {
+ControlLink connect_control(SocketListener& listener, std::int32_t rank,
+                            std::vector<std::string> addresses, const std::string& token,
+                            std::uint64_t run, std::int64_t timeout_ms) {
   SocketSetup setup;
   RRFP_CHECK(token.size() == setup.token.size(), "the run token must have 32 bytes.");
   std::transform(token.begin(), token.end(), setup.token.begin(),
@@ -53,20 +45,32 @@ std::unique_ptr<RuntimeHandle> connect(SocketListener& listener, std::int32_t ra
   setup.timeout_ms = timeout_ms;
   setup.interrupted = &signal_arrived;
   Status status;
-  std::unique_ptr<Transport> transport;
+  ControlLink link;
   {
     py::gil_scoped_release nogil;
-    transport = connect_sockets(listener, setup, &status);
+    link.transport = connect_sockets(listener, setup, &status);
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (transport == nullptr) throw StatusError(status);
-  return std::make_unique<RuntimeHandle>(std::move(transport),
+  if (link.transport == nullptr) throw StatusError(status);
+  return link;
+}
+
+std::unique_ptr<RuntimeHandle> join_control(ControlLink& control, std::uint64_t run,
+                                            std::int64_t heartbeat_ms,
+                                            std::int64_t peer_timeout_ms) {
+  RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
+  return std::make_unique<RuntimeHandle>(std::move(control.transport),
                                          RuntimeOptions{run, heartbeat_ms, peer_timeout_ms});
 }
 
 void set_spin_us(std::int64_t spin_us) { ProgressThread::instance().set_spin_us(spin_us); }
 
 }  // namespace
+
+bool signal_arrived() {
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
 
 void bind_transport(py::module_& module) {
   module.def("make_local_runtimes", &make_local_runtimes, py::arg("num_ranks"), py::arg("run"),
@@ -78,10 +82,13 @@ void bind_transport(py::module_& module) {
   module.def("choose_host", &choose_host, py::arg("master"), py::arg("interfaces"),
              py::call_guard<py::gil_scoped_release>(),
              "The address of this host that other ranks are told.");
-  module.def("connect", &connect, py::arg("listener"), py::arg("rank"), py::arg("addresses"),
-             py::arg("token"), py::arg("run"), py::arg("timeout_ms"), py::arg("heartbeat_ms"),
-             py::arg("peer_timeout_ms"),
+  py::class_<ControlLink>(module, "ControlLink", "Connections that no runtime uses yet.");
+  module.def("connect_control", &connect_control, py::arg("listener"), py::arg("rank"),
+             py::arg("addresses"), py::arg("token"), py::arg("run"), py::arg("timeout_ms"),
              "Joins the ranks at `addresses`; waits without the GIL. Raises StatusError.");
+  module.def("join_control", &join_control, py::arg("control"), py::arg("run"),
+             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"),
+             "The runtime of a rank on the CPU, out of its connections.");
   module.def("set_spin_us", &set_spin_us, py::arg("spin_us"),
              "How long the progress thread spins before it sleeps.");
 }

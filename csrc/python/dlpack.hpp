@@ -7,7 +7,7 @@
 namespace rrfp::python {
 
 struct DlDevice {
-  std::int32_t type;   // 1: CPU
+  std::int32_t type;   // 1: CPU, 2: CUDA
   std::int32_t index;
 };
 
@@ -34,6 +34,7 @@ struct DlManagedTensor {
 };
 
 inline constexpr std::int32_t kDlCpu = 1;
+inline constexpr std::int32_t kDlCuda = 2;
 inline constexpr const char* kDlCapsuleName = "dltensor";
 
 }  // namespace rrfp::python

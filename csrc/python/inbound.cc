@@ -51,9 +51,10 @@ py::capsule make_capsule(PayloadLease* lease, const TensorLayout& layout, std::b
   auto* tensor = new LeasedTensor{{}, std::get<2>(layout), lease};
   lease->share();
   const auto rank = static_cast<std::int32_t>(tensor->shape.size());
+  const std::int32_t device = lease->message().device_index;
   tensor->managed = {
-      {data, {kDlCpu, 0}, rank, {std::get<0>(layout), std::get<1>(layout), 1},
-       tensor->shape.data(), nullptr, 0},
+      {data, device < 0 ? DlDevice{kDlCpu, 0} : DlDevice{kDlCuda, device}, rank,
+       {std::get<0>(layout), std::get<1>(layout), 1}, tensor->shape.data(), nullptr, 0},
       tensor,
       drop_tensor};
   PyObject* capsule = PyCapsule_New(&tensor->managed, kDlCapsuleName, drop_capsule);

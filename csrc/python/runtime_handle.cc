@@ -1,9 +1,12 @@
 #include "python/runtime_handle.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <numeric>
+#include <thread>
 
+#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "python/inbound.hpp"
 #include "python/status_error.hpp"
@@ -13,6 +16,9 @@ namespace py = pybind11;
 namespace rrfp::python {
 
 namespace {
+
+// Well below the time of a task that is worth a GPU, and no load on a core.
+constexpr std::chrono::microseconds kLookEvery{10};
 
 // The reference a message carried, if any, as an object that drops it.
 py::object take_reference(void*& slot) {
@@ -25,13 +31,19 @@ std::uint64_t padded(std::uint64_t bytes) {
 
 }  // namespace
 
-RuntimeHandle::RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options)
-    : runtime_(std::make_unique<RankRuntime>(std::move(transport), options)) {}
+RuntimeHandle::RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options,
+                             std::unique_ptr<ComputeStream> stream)
+    : stream_(std::move(stream)),
+      runtime_(std::make_unique<RankRuntime>(std::move(transport), options)),
+      rank_(runtime_->rank()),
+      num_ranks_(runtime_->num_ranks()),
+      transport_name_(runtime_->transport().name()),
+      shares_address_space_(runtime_->transport().shares_address_space()) {}
 
 RuntimeHandle::~RuntimeHandle() {
-  drain();
-  drop_sent();
-  {
+  if (runtime_ != nullptr) {
+    drain();
+    drop_sent();
     py::gil_scoped_release nogil;  // leaving the progress thread may wait for it
     runtime_.reset();
   }
@@ -95,6 +107,7 @@ OutboundMessage* RuntimeHandle::take_spare() {
   message->header = {};
   message->metadata.clear();
   message->segments.clear();
+  message->computed_word = nullptr;
   message->next = nullptr;
   return message;
 }
@@ -131,8 +144,54 @@ void RuntimeHandle::post_tensors(
     message->segments.push_back({reinterpret_cast<const std::byte*>(address), size});
     message->header.payload_bytes += padded(size);
   }
+  if (stream_ != nullptr && !segments.empty()) {
+    WordPoint computed;
+    const std::string what = stream_->record(&computed);
+    if (!what.empty()) {
+      message->next = spare_;
+      spare_ = message;
+      device_failed(what);
+    }
+    message->header.place = MemoryPlace::kDevice;
+    message->computed_word = computed.word;
+    message->computed_value = computed.value;
+  }
   message->owner = owner.release().ptr();
   runtime_->post_output(local, target_stage, message);
+}
+
+void RuntimeHandle::device_failed(const std::string& what) {
+  runtime_->abort(
+      {StatusCode::kDeviceFailed, rank(), "rank " + std::to_string(rank()) + ": " + what});
+  throw StatusError(runtime_->status());
+}
+
+void RuntimeHandle::bind_stream(std::uintptr_t stream) {
+  RRFP_CHECK(stream_ != nullptr, "rank " + std::to_string(rank()) + " is on the CPU.");
+  launched_.clear();
+  const std::string what = stream_->bind(reinterpret_cast<void*>(stream));
+  if (!what.empty()) device_failed(what);
+}
+
+bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
+  WordPoint end;
+  const std::string what = stream_->record(&end);
+  if (!what.empty()) device_failed(what);
+  launched_.push_back(end);
+  const auto is_near = [&] {
+    while (!launched_.empty() && word_reached(launched_.front())) launched_.pop_front();
+    return launched_.size() < static_cast<std::size_t>(depth) || !runtime_->status().ok();
+  };
+  const bool is_reached = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    const std::int64_t until_ns = steady_now_ns() + slice_ms * 1000000;
+    while (!is_near()) {
+      if (steady_now_ns() >= until_ns) return false;
+      std::this_thread::sleep_for(kLookEvery);
+    }
+    return true;
+  });
+  if (!runtime_->status().ok()) throw StatusError(runtime_->status());
+  return is_reached;
 }
 
 void RuntimeHandle::retire(std::int32_t local) { runtime_->retire(local); }
@@ -187,10 +246,19 @@ py::object RuntimeHandle::recv_control(std::int32_t peer, std::int64_t timeout_m
 
 void RuntimeHandle::abort(StatusCode code, std::int32_t origin_rank, const std::string& message,
                           bool tell_peers) {
-  runtime_->abort(Status{code, origin_rank, message}, tell_peers);
+  std::lock_guard lock(end_mutex_);
+  if (runtime_ != nullptr) runtime_->abort(Status{code, origin_rank, message}, tell_peers);
 }
 
-Status RuntimeHandle::status() const { return runtime_->status(); }
+Status RuntimeHandle::status() const {
+  std::lock_guard lock(end_mutex_);
+  return runtime_ != nullptr ? runtime_->status() : last_status_;
+}
+
+std::string RuntimeHandle::describe() const {
+  std::lock_guard lock(end_mutex_);
+  return runtime_ != nullptr ? runtime_->describe() : "It has ended.";
+}
 
 void RuntimeHandle::close(std::int64_t timeout_ms) {
   {
@@ -199,6 +267,19 @@ void RuntimeHandle::close(std::int64_t timeout_ms) {
   }
   drain();
   drop_sent();
+}
+
+void RuntimeHandle::end(std::int64_t timeout_ms) {
+  if (runtime_ == nullptr) return;
+  close(timeout_ms);
+  std::unique_ptr<RankRuntime> ended;
+  {
+    std::lock_guard lock(end_mutex_);
+    last_status_ = runtime_->status();
+    ended = std::move(runtime_);
+  }
+  py::gil_scoped_release nogil;
+  ended.reset();
 }
 
 void RuntimeHandle::drain() {

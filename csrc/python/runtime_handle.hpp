@@ -3,19 +3,26 @@
 // (owners of sent tensors, attachments) that are dropped on the worker, under the GIL.
 //
 // Threads  abort() and status(): any. Everything else: the rank's worker, under the GIL.
-// Waits    claim(), recv_control() and wait_sends() release the GIL while they wait, for
-//          kSliceMs at most; then signals are looked for (they reach the main thread only).
+// Waits    claim(), wait_launched(), recv_control() and wait_sends() release the GIL while they
+//          wait, for kSliceMs at most; then signals are looked for (they reach the main thread
+//          only).
+// Devices  With a ComputeStream, tensors are sent from device memory once the stream has passed
+//          the point of post_tensors(), and wait_launched() keeps the worker from launching
+//          further ahead of the device than it should.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "python/compute_stream.hpp"
 #include "runtime/rank_runtime.hpp"
 
 namespace rrfp::python {
@@ -26,13 +33,16 @@ class RuntimeHandle {
   static constexpr std::int32_t kClaimedNothing = -1;  // time-out
   static constexpr std::int32_t kAllClaimed = -2;      // every task of the step has run
 
-  RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options);
+  // `stream`: of a rank with a device; null on the CPU.
+  RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options,
+                std::unique_ptr<ComputeStream> stream = nullptr);
   ~RuntimeHandle();
 
-  std::int32_t rank() const { return runtime_->rank(); }
-  std::int32_t num_ranks() const { return runtime_->num_ranks(); }
-  std::string transport_name() const { return runtime_->transport().name(); }
-  bool shares_address_space() const { return runtime_->transport().shares_address_space(); }
+  std::int32_t rank() const { return rank_; }
+  std::int32_t num_ranks() const { return num_ranks_; }
+  std::string transport_name() const { return transport_name_; }
+  bool shares_address_space() const { return shares_address_space_; }
+  std::int32_t device() const { return stream_ ? stream_->device() : -1; }
 
   void begin_step(std::shared_ptr<StepPlan> plan, std::uint32_t step,
                   std::int64_t stall_timeout_ms);
@@ -44,6 +54,11 @@ class RuntimeHandle {
   void post_tensors(std::int32_t local, std::int32_t target_stage, pybind11::bytes metadata,
                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& segments,
                     pybind11::object owner);
+  // The stream on which the tasks of the coming step are launched.
+  void bind_stream(std::uintptr_t stream);
+  // A task has been launched: marks its end on the stream, and waits until fewer than `depth`
+  // tasks are unfinished on the device. False at the time-out.
+  bool wait_launched(std::int32_t depth, std::int64_t timeout_ms);
   void retire(std::int32_t local);
   bool wait_sends(std::int64_t timeout_ms);
   StepTimes end_step();
@@ -58,8 +73,12 @@ class RuntimeHandle {
   void abort(StatusCode code, std::int32_t origin_rank, const std::string& message,
              bool tell_peers);
   Status status() const;
-  std::string describe() const { return runtime_->describe(); }
+  std::string describe() const;
   void close(std::int64_t timeout_ms);
+  // close(), and gives up the device: nothing else may be called afterwards but abort(),
+  // status() and describe(). Ranks of one process end side by side, because each waits a while
+  // for the others to let go of its memory.
+  void end(std::int64_t timeout_ms);
   // Drops every message that no task took.
   void drain();
 
@@ -70,7 +89,17 @@ class RuntimeHandle {
   template <class Attempt>
   bool wait_in_slices(std::int64_t timeout_ms, Attempt attempt);
 
-  std::unique_ptr<RankRuntime> runtime_;
+  void device_failed(const std::string& what);
+
+  std::unique_ptr<ComputeStream> stream_;  // first: it outlives the transport
+  std::unique_ptr<RankRuntime> runtime_;   // null after end()
+  const std::int32_t rank_;
+  const std::int32_t num_ranks_;
+  const std::string transport_name_;
+  const bool shares_address_space_;
+  mutable std::mutex end_mutex_;           // runtime_ against abort(), status() and describe()
+  Status last_status_;                     // after end()
+  std::deque<WordPoint> launched_;         // ends of tasks that the device may not have reached
   OutboundMessage* spare_ = nullptr;  // messages that may be used again
 };
 

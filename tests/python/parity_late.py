@@ -78,11 +78,11 @@ def late_runtimes(seed, late_s=0.004, drop=lambda rank, local: False):
         made.append(LateRuntime(runtime, seed + rank, late_s, lambda local: drop(rank, local)))
         return made[-1]
 
-    local, connect = _C.make_local_runtimes, _C.connect
+    local, join = _C.make_local_runtimes, _C.join_control
     with (
         mock.patch.object(
             _C, "make_local_runtimes", lambda *a, **k: [wrap(r) for r in local(*a, **k)]
         ),
-        mock.patch.object(_C, "connect", lambda *a, **k: wrap(connect(*a, **k))),
+        mock.patch.object(_C, "join_control", lambda *a, **k: wrap(join(*a, **k))),
     ):
         yield made

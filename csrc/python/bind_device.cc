@@ -1,0 +1,95 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "device/cuda_support.hpp"
+#include "python/bindings.hpp"
+#include "python/control_link.hpp"
+#include "python/device_link.hpp"
+#include "python/runtime_handle.hpp"
+
+namespace py = pybind11;
+
+namespace rrfp::python {
+
+namespace {
+
+py::dict cuda_support_dict() {
+  const CudaSupport support = cuda_support();
+  py::dict result;
+  result["is_built"] = support.is_built;
+  result["runtime_version"] = support.runtime_version;
+  result["driver_version"] = support.driver_version;
+  result["num_devices"] = support.num_devices;
+  result["refusal"] = support.refusal;
+  return result;
+}
+
+std::string open_link(DeviceLink& link, const std::vector<std::string>& addresses,
+                      std::int64_t timeout_ms) {
+  std::string refusal;
+  {
+    py::gil_scoped_release nogil;
+    refusal = link.open(addresses, timeout_ms, &signal_arrived);
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return refusal;
+}
+
+std::unique_ptr<RuntimeHandle> join_device(ControlLink& control, DeviceLink& link,
+                                           std::uint64_t run, std::int64_t heartbeat_ms,
+                                           std::int64_t peer_timeout_ms) {
+  RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
+  DeviceRank rank = link.join(std::move(control.transport));
+  return std::make_unique<RuntimeHandle>(std::move(rank.transport),
+                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms},
+                                         std::move(rank.stream));
+}
+
+std::vector<std::unique_ptr<RuntimeHandle>> make_device_runtimes(const std::vector<int>& devices,
+                                                                 std::uint64_t run,
+                                                                 std::int64_t timeout_ms,
+                                                                 std::int64_t peer_timeout_ms) {
+  RuntimeOptions options;
+  options.run = run;
+  options.peer_timeout_ms = peer_timeout_ms;
+  std::vector<DeviceRank> ranks;
+  {
+    py::gil_scoped_release nogil;
+    ranks = make_device_ranks(devices, run, timeout_ms);
+  }
+  std::vector<std::unique_ptr<RuntimeHandle>> runtimes;
+  for (DeviceRank& rank : ranks) {
+    runtimes.push_back(std::make_unique<RuntimeHandle>(std::move(rank.transport), options,
+                                                       std::move(rank.stream)));
+  }
+  return runtimes;
+}
+
+}  // namespace
+
+void bind_device(py::module_& module) {
+  module.def("cuda_support", &cuda_support_dict,
+             "What CUDA can do here. Starts the driver: a process forked later cannot use it.");
+  py::class_<DeviceLink>(module, "DeviceLink", "A rank's way to the devices of its peers.")
+      .def_property_readonly("address", &DeviceLink::address)
+      .def("open", &open_link, py::arg("addresses"), py::arg("timeout_ms"),
+           "Opens it with the addresses of all ranks: '' or why that is not possible.");
+  module.def("ipc_link", &make_ipc_link, py::arg("rank"), py::arg("num_ranks"), py::arg("device"),
+             "Copy engines between the devices of one host.");
+  module.def("nccl_link", &make_nccl_link, py::arg("rank"), py::arg("edges"), py::arg("device"),
+             "NCCL; edges are (source rank, target rank), the same on all ranks.");
+  module.def("join_device", &join_device, py::arg("control"), py::arg("link"), py::arg("run"),
+             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"),
+             "The runtime of a rank with a device, out of its connections and an open link.");
+  module.def("make_device_runtimes", &make_device_runtimes, py::arg("devices"), py::arg("run"),
+             py::arg("timeout_ms"), py::arg("peer_timeout_ms"),
+             "Ranks that are threads of this process, each on its device.");
+}
+
+}  // namespace rrfp::python

@@ -1,0 +1,232 @@
+"""Stages on GPUs: which device a stage is on, how its tasks are launched, how ranks are joined.
+
+Nothing here reads what a device has computed. A worker launches a task, sends its outputs with
+the point on the stream at which they exist, and goes on; the core sees the device pass.
+"""
+
+import logging
+import threading
+
+import torch
+
+from rrfp import _C
+from rrfp.errors import DeviceError, error_from_status
+from rrfp.settings import SETTINGS
+
+logger = logging.getLogger("rrfp")
+
+# Tasks launched and unfinished at once. With two the device always has the next one; with more
+# a task would be chosen long before it runs, when less is known about what else is ready.
+_DEPTH = 2
+
+
+def stage_device(stage, module):
+    """The device that all tensors of a stage are on; None for a stage without tensors.
+
+    Raises:
+        ValueError: Two devices in one stage, a device that is neither CPU nor CUDA, or a CUDA
+            device that this build cannot use.
+    """
+    owner, device = None, None
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if device is None:
+            owner, device = name, tensor.device
+        elif tensor.device != device:
+            raise ValueError(
+                f"stage {stage} is on two devices: {owner} on {device}, {name} on "
+                f"{tensor.device}. Move the whole stage with .to(device)."
+            )
+    if device is None or device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ValueError(
+            f"{owner} of stage {stage} is on {device}; stages run on the CPU and on CUDA devices."
+        )
+    if not _C.build_info()["cuda"]:
+        raise ValueError(
+            f"stage {stage} is on {device}, but this build of rrfp has no CUDA: "
+            f"{_C.build_info()['cuda_refusal']}. Install what is missing and build again with "
+            "RRFP_CMAKE_ARGS=-DRRFP_CUDA=on, or call .cpu() on the stage."
+        )
+    return device
+
+
+def same_kind_devices(devices):
+    """``{stage: device or None}`` with no None left; None where all stages are on the CPU.
+
+    Raises:
+        ValueError: Some stages are on the CPU and some on GPUs.
+    """
+    kinds = {}
+    for stage, device in devices.items():
+        if device is not None:
+            kinds.setdefault(torch.device(device).type, stage)
+    if len(kinds) == 2:
+        raise ValueError(
+            f"stage {kinds['cpu']} is on the CPU and stage {kinds['cuda']} on a GPU; a pipeline "
+            "over both is not supported yet. Move all stages to GPUs, or all to the CPU."
+        )
+    if "cuda" not in kinds:
+        return None
+    here = torch.device("cuda", torch.cuda.current_device())
+    return {
+        stage: here if device is None else torch.device(device)
+        for stage, device in devices.items()
+    }
+
+
+def refuse_shared_draws(modules, devices):
+    """Refuse dropout in stages that share a device in one process.
+
+    They share its default generator too, whose seed a task sets: another rank's task would come
+    between, and a checkpointed stage would recompute with another mask.
+
+    Raises:
+        ValueError: Names the stage.
+    """
+    used = list(devices.values())
+    for stage, module in modules.items():
+        if used.count(devices[stage]) < 2:
+            continue
+        for part in module.modules():
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training and part.p:
+                raise ValueError(
+                    f"stage {stage} drops out at random and shares {devices[stage]} with another "
+                    "rank of this process, and with it torch's generator; use one process per "
+                    "rank, or one device each."
+                )
+
+
+class Launcher:
+    """Launches the tasks of one rank on one stream of its GPU, in one step."""
+
+    def __init__(self, stream, lookahead):
+        self.stream = stream
+        self.depth = 1 if lookahead == 1 else _DEPTH
+        self._caller = torch.cuda.current_stream(stream.device)
+        self._entered = None
+
+    def fork(self):
+        """Let the stream begin where the caller's stream is now."""
+        if self.stream != self._caller:
+            self.stream.wait_stream(self._caller)
+
+    def join(self):
+        """Let the caller's stream go on when the stream has done all that was launched."""
+        if self.stream != self._caller:
+            self._caller.wait_stream(self.stream)
+
+    def __enter__(self):
+        self._entered = torch.cuda.stream(self.stream)
+        self._entered.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._entered.__exit__(*error)
+
+    def begin(self, runtime):
+        """The runtime's coming step is launched here."""
+        runtime.bind_stream(self.stream.cuda_stream)
+
+    def launched(self, runtime, task, timeout_ms):
+        """A task has been launched; block until the device is near enough behind.
+
+        Raises:
+            StatusError: The step has ended, here or elsewhere.
+        """
+        if not runtime.wait_launched(self.depth, timeout_ms):
+            runtime.abort(
+                _C.StatusCode.STALLED, runtime.rank,
+                f"rank {runtime.rank} launched {task}, and for {timeout_ms / 1000:g} s its GPU "
+                "has not come to the end of the tasks before it. A kernel of a stage hangs, or "
+                "waits in a collective for a rank that does not come.",
+            )
+
+
+class LocalStreams:
+    """The streams of ranks that are threads of this process, kept from step to step.
+
+    A rank alone on its device uses the caller's current stream there; ranks that share a device
+    have one each, which begin after the caller's and are waited for by it.
+    """
+
+    def __init__(self, devices):
+        self._devices = devices  # by rank
+        shared = {d for d in devices if devices.count(d) > 1}
+        self._own = [torch.cuda.Stream(d) if d in shared else None for d in devices]
+
+    def launchers(self, lookahead):
+        """One launcher per rank, for a step that begins now."""
+        return [
+            Launcher(own or torch.cuda.current_stream(device), lookahead)
+            for own, device in zip(self._own, self._devices)
+        ]
+
+
+def make_local_device_runtimes(devices, run):
+    """Runtimes of ranks in this process, by rank.
+
+    Raises:
+        DeviceError: A device is missing, out of memory, or cannot reach another one.
+    """
+    for device in set(devices):
+        torch.cuda.current_stream(device)  # torch starts the device first, its way
+    try:
+        return _C.make_device_runtimes(
+            [device.index for device in devices], run, int(1000 * SETTINGS.peer_timeout_s),
+            int(1000 * SETTINGS.peer_timeout_s),
+        )
+    except _C.StatusError as error:
+        raise error_from_status(error.code, error.origin_rank, error.message) from None
+
+
+def end_side_by_side(runtimes, timeout_ms):
+    """End runtimes of one process; each waits a while for the others to let go of its memory."""
+    threads = [threading.Thread(target=r.end, args=(timeout_ms,)) for r in runtimes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def join_devices(rendezvous, control, run, edges, device, transport):
+    """The runtime of this rank: its control connections and the best way between the devices.
+
+    ``edges`` are (source rank, target rank). With ``transport`` "auto" all ranks use IPC, or
+    all NCCL where one of them cannot.
+
+    Raises:
+        DeviceError: There is no way; the same on every rank, with every rank's reasons.
+    """
+    member = rendezvous.member
+    torch.cuda.current_stream(device)  # torch starts the device first, its way
+    refusals = []
+    for name in ("ipc", "nccl") if transport == "auto" else (transport,):
+        link, refusal = None, None
+        try:
+            if name == "ipc":
+                link = _C.ipc_link(member.rank, member.num_ranks, device.index)
+            else:
+                link = _C.nccl_link(member.rank, edges, device.index)
+        except (_C.StatusError, ValueError) as error:
+            refusal = str(error)
+        cards = rendezvous.exchange({"link": link and link.address, "refusal": refusal})
+        refusal = _first_refusal(cards)
+        if refusal is None:
+            refusal = link.open([card["link"] for card in cards], rendezvous.time_left_ms())
+            refusal = _first_refusal(rendezvous.exchange({"refusal": refusal}))
+        if refusal is None:
+            return _C.join_device(
+                control, link, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s)
+            )
+        refusals.append(f"{name}: {refusal}")
+        if transport == "auto" and name == "ipc" and member.rank == 0:
+            logger.warning("GPUs are joined through NCCL, because %s", refusal)
+    raise DeviceError(
+        f"no way between the GPUs of this pipeline (transport {transport!r}). "
+        f"{'; '.join(refusals)}."
+    )
+
+
+def _first_refusal(cards):
+    return next((card["refusal"] for card in cards if card["refusal"]), None)
