@@ -19,6 +19,10 @@ namespace rrfp::python {
 
 namespace {
 
+// A process with a GPU has cores to spare, and while its worker is idle so is the GPU: it looks
+// for the next task without sleeping, because to be woken costs more than to be told.
+constexpr std::int64_t kWorkerSpinUs = 20000;
+
 py::dict cuda_support_dict() {
   const CudaSupport support = cuda_support();
   py::dict result;
@@ -46,8 +50,9 @@ std::unique_ptr<RuntimeHandle> join_device(ControlLink& control, DeviceLink& lin
                                            std::int64_t peer_timeout_ms) {
   RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
   DeviceRank rank = link.join(std::move(control.transport));
-  return std::make_unique<RuntimeHandle>(std::move(rank.transport),
-                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms},
+  RuntimeOptions options{run, heartbeat_ms, peer_timeout_ms};
+  options.spin_us = kWorkerSpinUs;
+  return std::make_unique<RuntimeHandle>(std::move(rank.transport), options,
                                          std::move(rank.stream));
 }
 
