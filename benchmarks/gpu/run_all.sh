@@ -2,7 +2,7 @@
 # Builds with CUDA, tests the device channels on the GPUs of this machine and measures messages;
 # needs two GPUs for figures that mean something, one for the tests. Everything that is printed
 # is also kept in the folder given as the first argument. Steps can be chosen: run_all.sh DIR
-# build tests connections measure sanitize
+# build tests connections measure sanitize extension python step random
 set -u
 out=${1:?usage: run_all.sh OUTPUT_FOLDER [STEP...]}
 shift
@@ -59,6 +59,24 @@ for what in $steps; do
     measure)
       for channel in ipc nccl; do
         step measure_$channel 90 env RRFP_TEST_CHANNEL=$channel $programs/gpu_messages
+      done
+      ;;
+    extension)
+      step extension 180 env RRFP_CMAKE_ARGS=-DRRFP_CUDA=on python3 setup.py build_ext --inplace
+      ;;
+    python)
+      step python 240 env PYTHONPATH="$PWD" python3 -m pytest -q -m gpu \
+        tests/python/test_gpu_parity.py
+      ;;
+    step)
+      step first_step 120 env PYTHONPATH="$PWD" torchrun --nproc-per-node 2 \
+        benchmarks/gpu/first_step.py "$out/first_step.json"
+      ;;
+    random)
+      for channel in ipc nccl; do
+        step random_$channel 90 env PYTHONPATH="$PWD" torchrun --nproc-per-node 2 \
+          tests/distributed/gpu_rank.py --transport $channel --steps 500 --longest 3000 \
+          --check-every 5 --microbatches 6
       done
       ;;
     sanitize)
