@@ -51,9 +51,8 @@ class Pipeline:
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``; ``"local"`` (one process); on the CPU in several processes
-            ``"socket"`` (Unix sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one
-            host too); on GPUs in several ``"ipc"`` or ``"nccl"`` (auto takes IPC where it can).
+        transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
+            between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
         set_up_timeout_s: How long to wait for the other ranks.
 
     Raises:
@@ -249,9 +248,8 @@ def run_pipeline(
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``; ``"local"`` (one process); on the CPU in several processes
-            ``"socket"`` (Unix sockets on one host, TCP between hosts) or ``"tcp"`` (TCP on one
-            host too); on GPUs in several ``"ipc"`` or ``"nccl"`` (auto takes IPC where it can).
+        transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
+            between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
         lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while
             one runs; 1 launches it only when that one has ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how

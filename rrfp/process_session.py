@@ -88,8 +88,8 @@ def _check_channel(transport, devices):
         )
     if devices is not None and transport in ("socket", "tcp"):
         raise ValueError(
-            f"transport is {transport!r}, which carries CPU tensors, but the stages are on GPUs; use "
-            "'auto', 'ipc' or 'nccl'."
+            f"transport is {transport!r}, which carries CPU tensors, but the stages are on GPUs; "
+            "use 'auto', 'ipc' or 'nccl'."
         )
 
 
