@@ -6,8 +6,10 @@ computed, a stream that does not wait, gradients added twice or not at all.
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ pytestmark = [
 ]
 two_gpus = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two CUDA devices")
 BUSY_CYCLES = 400_000
+LAUNCH_LIMIT_S = 200
 
 
 def run_here(devices, dtype, seed, steps=3, autocast=False, **options):
@@ -141,14 +144,35 @@ def test_dropout_on_a_shared_gpu_is_refused():
 
 
 def launch(num_ranks, *arguments, **environment):
-    """The JSON lines of all ranks of tests/distributed/gpu_rank.py."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(num_ranks), str(ROOT / "tests/distributed/gpu_rank.py"), *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=240,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return lines, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    """The JSON lines of all ranks of tests/distributed/gpu_rank.py, and all that they printed.
+
+    Started without torchrun, which ends the other ranks as soon as one of them is killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, **environment, "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1",
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/distributed/gpu_rank.py"), *arguments],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    lines, transcript = [], ""
+    try:
+        deadline = time.monotonic() + LAUNCH_LIMIT_S
+        for rank, process in enumerate(processes):
+            text, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            lines += [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+            transcript += f"rank {rank}: exit {process.returncode}\n{text[-4000:]}\n"
+    finally:
+        for process in processes:
+            process.kill()  # those that have ended do not mind
+            process.wait()
+    return lines, transcript
 
 
 def check_launch(num_ranks, *arguments, **environment):
