@@ -38,7 +38,6 @@ def refuse_unsupported(arguments):
         "edges": (None,),
         "loss_stages": (None,),
         "tied": (None,),
-        "agreement_group": (None,),
     }
     for name, allowed in wanted.items():
         value = arguments.pop(name, allowed[0])

@@ -3,11 +3,11 @@
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Mapping
 
 import torch
 
+from rrfp.agreement_group import resolve_groups
 from rrfp.arguments import (
     StepRequest,
     check_state,
@@ -25,6 +25,7 @@ from rrfp.layout import (
 )
 from rrfp.process_session import open_process_session
 from rrfp.session import LocalSession, check_not_forked
+from rrfp.session_cache import CacheEntry
 
 logger = logging.getLogger("rrfp")
 
@@ -47,12 +48,10 @@ class Pipeline:
     Args:
         stages: A list of all stages; or ``{stage_index: module}`` that this rank owns; or, under
             ``torch.distributed``, one module, this rank's only stage.
-        edges, loss_stages, tied, agreement_group: Not supported yet.
+        edges, loss_stages, tied: Not supported yet.
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
-        group: The process group of the pipeline. Default: the world.
-        transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
-            between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
+        group, agreement_group, transport: As for ``run_pipeline``.
         set_up_timeout_s: How long to wait for the other ranks.
 
     Raises:
@@ -83,17 +82,11 @@ class Pipeline:
         transport="auto",
         set_up_timeout_s=_SET_UP_TIMEOUT_S,
     ):
-        refuse_unsupported(
-            {
-                "edges": edges,
-                "loss_stages": loss_stages,
-                "tied": tied,
-                "agreement_group": agreement_group,
-            }
-        )
+        refuse_unsupported({"edges": edges, "loss_stages": loss_stages, "tied": tied})
         check_timeout("set_up_timeout_s", set_up_timeout_s)
+        group, agreement_group = resolve_groups(group, agreement_group)
         self._modules, self._session = _open_session(
-            stages, placement, num_ranks, group, transport, set_up_timeout_s
+            stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
         )
 
     def step(
@@ -244,10 +237,14 @@ def run_pipeline(
         return_outputs: Return the last stage's outputs, detached.
         broadcast_loss: Return the losses on every rank.
         forward_only: Run forwards alone, without gradients; train or eval mode stays.
-        edges, loss_stages, tied, agreement_group: Not supported yet.
+        edges, loss_stages, tied: Not supported yet.
         placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
         num_ranks: Ranks in one process. Default: one per stage.
-        group: The process group of the pipeline. Default: the world.
+        group: The process group of the pipeline, or a DeviceMesh with a dimension "pp". Default:
+            the world.
+        agreement_group: Ranks of other pipelines that hold the same stages and meet this one in
+            collectives inside a task (tensor parallelism), so must run one order of tasks: a
+            process group on one host, or ``"auto"``: tp, cp and ep of the mesh given as group.
         transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
             between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
         lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while
@@ -278,10 +275,11 @@ def run_pipeline(
     arguments = dict(locals())
     # A wrong time-out is refused below, on every rank alike.
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
+    group, agreement_group = resolve_groups(group, agreement_group)
     session, modules = _cached_session(
-        stages, placement, num_ranks, group, transport, set_up_timeout_s
+        stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
     )
-    for name in ("stages", "placement", "num_ranks", "group", "transport"):
+    for name in ("stages", "placement", "num_ranks", "group", "agreement_group", "transport"):
         del arguments[name]
     return _run_step(session, modules, arguments)
 
@@ -319,14 +317,22 @@ def _check_launch(stages):
     )
 
 
-def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+def _open_session(
+    stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
+):
     """({stage: module} of this process, a new session)."""
     check_not_forked()
     if not _lives_here(stages):
         return open_process_session(
-            stages, placement, num_ranks, group, transport, set_up_timeout_s
+            stages, placement, num_ranks, group, transport, set_up_timeout_s, agreement_group
         )
     _check_launch(stages)
+    if agreement_group is not None:
+        raise ValueError(
+            "agreement_group is given, but all stages are in this process, where two members "
+            "would share one device and their collectives wait for each other. Run one process "
+            "per rank, or leave it at None."
+        )
     if group is not None:
         raise ValueError("group is given, but all stages are in this process; leave it at None.")
     check_transport(transport, ("auto", "local"))
@@ -336,35 +342,6 @@ def _open_session(stages, placement, num_ranks, group, transport, set_up_timeout
     check_modules(modules)
     devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
     return modules, LocalSession(layout, devices)
-
-
-class _CacheEntry:
-    """A session, its modules and process group weakly: when one goes, the session is closed."""
-
-    def __init__(self, session, modules, group):
-        self.session = session
-        self._group = None if group is None else weakref.ref(group)
-        self._modules = {stage: weakref.ref(module) for stage, module in modules.items()}
-        for module in modules.values():
-            finalizer = weakref.finalize(module, _close_orphan, weakref.ref(session))
-            finalizer.atexit = False
-
-    def modules(self, group):
-        """``{stage: module}``, or None when the session cannot be used with this group any more."""
-        if self._group is not None and self._group() is not group:
-            self.session.close("its process group was destroyed")
-        modules = {stage: reference() for stage, reference in self._modules.items()}
-        return modules if self.is_usable() else None
-
-    def is_usable(self):
-        gone = any(reference() is None for reference in self._modules.values())
-        return self.session.closed_because is None and not gone
-
-
-def _close_orphan(session_reference):
-    session = session_reference()
-    if session is not None:
-        session.close("a stage was deleted")
 
 
 _cache = {}
@@ -382,10 +359,13 @@ def _identity(stages):
     return None
 
 
-def _cached_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+def _cached_session(
+    stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
+):
     """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
     here = _lives_here(stages)
-    key = (_identity(stages), repr(placement), repr(num_ranks), id(group), repr(transport), here)
+    groups = (id(group), id(agreement_group))
+    key = (_identity(stages), repr(placement), repr(num_ranks), groups, repr(transport), here)
     joined = None if here else group if group is not None else _distributed().group.WORLD
     with _cache_lock:
         entry = _cache.get(key)
@@ -394,7 +374,7 @@ def _cached_session(stages, placement, num_ranks, group, transport, set_up_timeo
             for stale in [k for k, e in _cache.items() if not e.is_usable()]:
                 del _cache[stale]
             modules, session = _open_session(
-                stages, placement, num_ranks, group, transport, set_up_timeout_s
+                stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
             )
-            entry = _cache[key] = _CacheEntry(session, modules, joined)
+            entry = _cache[key] = CacheEntry(session, modules, joined)
         return entry.session, modules

@@ -9,6 +9,7 @@ import torch
 
 from rrfp import _C
 from rrfp.agreement import decide
+from rrfp.agreement_group import GroupSetUp, settle
 from rrfp.arguments import is_timeout
 from rrfp.device import Launcher, join_devices, same_kind_devices, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
@@ -33,7 +34,9 @@ _FINISH_SLICE_MS = 60_000
 _ANSWER_GRACE_S = 5.0
 
 
-def open_process_session(stages, placement, num_ranks, group, transport, set_up_timeout_s):
+def open_process_session(
+    stages, placement, num_ranks, group, transport, set_up_timeout_s, agreement_group=None
+):
     """({stage: module} of this rank, a session joined to all ranks of the group).
 
     Raises:
@@ -42,8 +45,12 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
     """
     member = membership(group)
     rendezvous = Rendezvous(member, set_up_timeout_s)
+    agreement = None
+    if agreement_group is not None:
+        agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
     listener = None
     card = {"placement": repr(placement), "error": None}
+    card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
     modules, cause = None, None
     try:
         check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
@@ -65,19 +72,37 @@ def open_process_session(stages, placement, num_ranks, group, transport, set_up_
         card["error"] = (type(error).__name__, str(error))
     cards = rendezvous.exchange(card)
     try:
-        check_cards(cards)
+        layout, devices = _lay_out(cards, member, placement, transport)
     except (ValueError, TypeError) as error:
+        if agreement is not None:
+            agreement.withdraw(error)
         raise error from cause
+    segment = None
+    if agreement is not None:
+        segment = _form_agreement(agreement, rendezvous, list(modules))
+    if devices is not None:
+        devices = {stage: devices[stage] for stage in modules}
+    addresses = [c["address"] for c in cards]
+    return modules, ProcessSession(
+        layout, devices, rendezvous, listener, addresses, transport, segment
+    )
+
+
+def _lay_out(cards, member, placement, transport):
+    """(layout, device of each stage or None) by all ranks' cards; every rank fails alike."""
+    check_cards(cards)
     stages_of_rank = [card["stages"] for card in cards]
     check_stages_complete(stages_of_rank)
     layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, placement)
     _check_placement(stages_of_rank, layout)
     devices = same_kind_devices({s: d for card in cards for s, d in card["devices"].items()})
     _check_channel(transport, devices)
-    if devices is not None:
-        devices = {stage: devices[stage] for stage in modules}
-    addresses = [card["address"] for card in cards]
-    return modules, ProcessSession(layout, devices, rendezvous, listener, addresses, transport)
+    if devices is not None and any(card["agreement"] != "none" for card in cards):
+        raise ValueError(
+            "agreement_group is given for stages on GPUs, which is not supported yet; leave it at "
+            "None, or keep the stages on the CPU."
+        )
+    return layout, devices
 
 
 def _check_channel(transport, devices):
@@ -93,6 +118,21 @@ def _check_channel(transport, devices):
         )
 
 
+def _form_agreement(agreement, rendezvous, stages):
+    """The memory of this rank's agreement group; every rank of the pipeline must have got one."""
+    segment, cause, said = None, None, None
+    try:
+        segment = agreement.form(stages)
+    except (ValueError, RankTimeoutError) as error:
+        cause, said = error, (isinstance(error, ValueError), str(error))
+    for rank, other in enumerate(rendezvous.share("agreement", said)):
+        if other is not None:
+            is_refusal, text = other
+            text = f"rank {rank}: {text}"
+            raise (ValueError(text) if is_refusal else RankTimeoutError(text)) from cause
+    return segment
+
+
 def _check_placement(stages_of_rank, layout):
     for rank, stages in enumerate(stages_of_rank):
         if stages != [layout.stage_of(rank)]:
@@ -106,8 +146,10 @@ class ProcessSession(Session):
     """This process is one rank; the others are reached through sockets, and their GPUs through
     IPC or NCCL."""
 
-    def __init__(self, layout, devices, rendezvous, listener, addresses, transport):
+    def __init__(self, layout, devices, rendezvous, listener, addresses, transport, segment=None):
         super().__init__(layout, devices)
+        self._is_grouped = segment is not None
+        self.waits = not self._is_grouped  # the other members know nothing of this rank's clock
         self.refusal = None  # the last error that all ranks agreed on
         _C.set_spin_us(SETTINGS.spin_us)
         token, run = rendezvous.token()
@@ -117,7 +159,8 @@ class ProcessSession(Session):
             )
             if devices is None:
                 self._runtime = _C.join_control(
-                    control, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s)
+                    control, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s),
+                    segment,
                 )
             else:
                 (device,) = set(devices.values())
@@ -187,6 +230,8 @@ class ProcessSession(Session):
             if body is None:
                 self._give_up_on(0, timeout_s)
             answer = pickle.loads(body)
+        if self._is_grouped:
+            answer = settle(runtime, answer, request, self.counter, timeout_s)
         if isinstance(answer, tuple):
             name, text = answer
             self.refusal = (TypeError if name == "TypeError" else ValueError)(text)

@@ -94,6 +94,21 @@ class Rendezvous:
             self._store.set(f"{prefix}{member.rank}", pickle.dumps(card))
             return [self._get(f"{prefix}{rank}", rank) for rank in range(member.num_ranks)]
 
+    def publish(self, name, value):
+        """Say something under a name, once per attempt, without waiting for anybody."""
+        with self._store_reachable():
+            self._store.set(f"{name}/{self.member.rank}", pickle.dumps(value))
+
+    def share(self, name, value):
+        """As ``publish``; what every rank has said under the name, by rank.
+
+        Raises:
+            RankTimeoutError: A rank said nothing in time.
+        """
+        self.publish(name, value)
+        with self._store_reachable():
+            return [self._get(f"{name}/{rank}", rank) for rank in range(self.member.num_ranks)]
+
     def token(self):
         """(run token, run number) drawn by rank 0."""
         with self._store_reachable():
@@ -141,6 +156,7 @@ def check_cards(cards):
     for name, words in (
         ("version", "versions of rrfp; install the same one everywhere"),
         ("placement", "values of placement; pass the same one on every rank"),
+        ("agreement", "agreement groups; give one of the same size to every rank, or none"),
     ):
         for rank, card in enumerate(cards):
             if card[name] != cards[0][name]:

@@ -28,6 +28,7 @@ class RankReport:
         idle_input_s: Nothing had all its inputs.
         idle_limit_s: The in-flight limit held a ready forward back.
         idle_slack_s: The hint put a task first that was not ready.
+        idle_agreement_s: A task was ready here, but not at every member of the agreement group.
         host_s: Between a task's end and the next choice: rrfp itself.
         peak_units: Most microbatches in flight at once, of ``limit_units`` allowed.
         records: The tasks in the order run.
@@ -39,6 +40,7 @@ class RankReport:
     idle_input_s: float
     idle_limit_s: float
     idle_slack_s: float
+    idle_agreement_s: float
     host_s: float
     peak_units: int
     limit_units: int
@@ -50,7 +52,9 @@ class RankReport:
 
     @property
     def idle_s(self):
-        return self.idle_input_s + self.idle_limit_s + self.idle_slack_s
+        return (
+            self.idle_input_s + self.idle_limit_s + self.idle_slack_s + self.idle_agreement_s
+        )
 
     @property
     def skips(self):
@@ -77,12 +81,13 @@ class StepReport:
     fused: dict = field(default_factory=dict)
 
     def __str__(self):
-        head = ("rank", "wall ms", "compute", "input", "limit", "slack", "host", "tasks", "skips",
-                "peak units")
+        head = ("rank", "wall ms", "compute", "input", "limit", "slack", "agreement", "host",
+                "tasks", "skips", "peak units")
         rows = [head]
         for r in self.ranks:
             limit = "none" if r.limit_units < 0 else r.limit_units
-            parts = (r.compute_s, r.idle_input_s, r.idle_limit_s, r.idle_slack_s, r.host_s)
+            parts = (r.compute_s, r.idle_input_s, r.idle_limit_s, r.idle_slack_s,
+                     r.idle_agreement_s, r.host_s)
             share = [f"{100 * part / r.wall_s if r.wall_s else 0:.1f} %" for part in parts]
             rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
                          str(r.skips), f"{r.peak_units} of {limit}"))
@@ -121,6 +126,7 @@ def rank_report(rank_step):
         idle_input_s=times.idle_input_ns / 1e9,
         idle_limit_s=times.idle_limit_ns / 1e9,
         idle_slack_s=times.idle_slack_ns / 1e9,
+        idle_agreement_s=times.idle_agreement_ns / 1e9,
         host_s=times.host_ns / 1e9,
         peak_units=runtime.peak_units,
         limit_units=rank_step.plan.limit_units(runtime.rank),

@@ -54,6 +54,7 @@ class Session:
     def __init__(self, layout, devices):
         self.layout = layout
         self.devices = devices
+        self.waits = True  # hint "auto" may wait for announced tasks
         self.closed_because = None
         self._plans = {}
         self._step = 0
@@ -126,7 +127,7 @@ class Session:
         if plan is None:
             # What a task takes is known on the CPU only, so that on GPUs no rank waits for one
             # that is soon due.
-            plan = decision.plan(self.layout, waiting=self.devices is None)
+            plan = decision.plan(self.layout, self.waits and self.devices is None)
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[decision] = plan

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from rrfp.gradient_graph import NO_PARAMETER, edge_node, find_cut
+from rrfp.storage import storage_address
 
 # W hands gradients to the parameters whenever it has computed this much.
 _BATCH_BYTES = 64 << 20
@@ -112,16 +113,14 @@ class _Pieces(WeightHalf):
             _accumulate(edges, gradients)
 
     def shares_memory(self, tensor):
-        if tensor.layout is not torch.strided:
-            return False
-        address = tensor.untyped_storage().data_ptr()
-        return any(
-            held.untyped_storage().data_ptr() == address
-            for (_, _, _, _, _, versions) in self._waiting
-            for held, _ in versions
-        ) or any(
-            kept.layout is torch.strided and kept.untyped_storage().data_ptr() == address
-            for _, kept in self._kept
+        address = storage_address(tensor)
+        return address != 0 and (
+            any(
+                storage_address(held) == address
+                for (_, _, _, _, _, versions) in self._waiting
+                for held, _ in versions
+            )
+            or any(storage_address(kept) == address for _, kept in self._kept)
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
+from rrfp.storage import settled, storage_address
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
@@ -100,10 +101,8 @@ class StageStep:
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._anchor = torch.zeros((), device="cpu", requires_grad=True)
         self._kept = {  # memory that the module holds on to and may change
-            tensor.untyped_storage().data_ptr()
-            for tensor in (*module.parameters(), *module.buffers())
-            if tensor.layout is torch.strided
-        }
+            storage_address(tensor) for tensor in (*module.parameters(), *module.buffers())
+        } - {0}
         # Parameters that have no gradient yet, the only ones that can take one over (see
         # _own_gradients).
         self._fresh = [p for p in module.parameters() if p.requires_grad and p.grad is None]
@@ -224,10 +223,15 @@ class StageStep:
                 f"stage {self.stage} is on {self.device} and returned a tensor on "
                 f"{tensor.device}; return tensors of the stage's own device."
             )
-        detached = tensor.detach()
+        if hasattr(tensor, "to_local"):
+            raise ValueError(
+                f"stage {self.stage} returned a DTensor, which cannot leave its mesh; return "
+                ".to_local() or .full_tensor() of it."
+            )
+        detached = settled(tensor.detach())
         if tensor.layout is not torch.strided:
             return detached
-        address = tensor.untyped_storage().data_ptr()
+        address = storage_address(detached)
         if address in self._kept:
             return detached.clone()  # either side may change it before the other has read it
         known = self._live.get(address)
@@ -302,22 +306,16 @@ class StageStep:
         Autograd may let a parameter keep the very memory of an incoming gradient as its
         ``.grad``; the next backward would add to it while the gradient is still on its way.
         """
-        gradients = [] if box is None else list(box.gradients)
+        gradients = [] if box is None else [
+            None if g is None else settled(g) for g in box.gradients
+        ]
         if self._fresh:
             taken = [p for p in self._fresh if p.grad is not None]
             if taken:
                 self._fresh = [p for p in self._fresh if p.grad is None]
-                addresses = {
-                    p.grad.untyped_storage().data_ptr()
-                    for p in taken
-                    if p.grad.layout is torch.strided
-                }
+                addresses = {storage_address(p.grad) for p in taken} - {0}
                 gradients = [
-                    g.clone()
-                    if g is not None
-                    and g.layout is torch.strided
-                    and g.untyped_storage().data_ptr() in addresses
-                    else g
+                    g.clone() if g is not None and storage_address(g) in addresses else g
                     for g in gradients
                 ]
         return gradients

@@ -75,9 +75,9 @@ Choice Arbiter::select(std::int64_t now_ns) {
   if (local != kNone) {
     const std::int64_t until_ns = options_.waits() ? wait_until_ns(local, now_ns) : 0;
     if (until_ns != 0) return {kNone, Blocked::kHint, 0, until_ns};
-    return {local, Blocked::kNot, claimed_.num_unclaimed_before(order_.position_of(local))};
+    return choice_of(local);
   }
-  second_half_ = false;
+  if (!options_.rounds_by_claims) second_half_ = false;
   if (num_claimed() == order_.num_tasks()) return {kNone, Blocked::kDone, 0};
   if (held.by_limit) return {kNone, Blocked::kLimit, 0};
   if (held.by_slack ||
@@ -85,6 +85,11 @@ Choice Arbiter::select(std::int64_t now_ns) {
     return {kNone, Blocked::kSlack, 0};
   }
   return {kNone, Blocked::kInput, 0};
+}
+
+Choice Arbiter::choice_of(std::int32_t local) const {
+  if (local < 0 || local >= order_.num_tasks() || !is_ready(local)) return {};
+  return {local, Blocked::kNot, claimed_.num_unclaimed_before(order_.position_of(local))};
 }
 
 void Arbiter::commit(const Choice& choice) {

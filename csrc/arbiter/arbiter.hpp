@@ -24,7 +24,9 @@
 //            kOrderThenWeight and kRoundsByPosition let the position decide between chunks too.
 //            An F that is not admissible hides no other: a lower class, or under "earliest" the
 //            F of e, may still run.
-// Rounds     BF and FB alternate; a round that finds nothing for its second half is over.
+// Rounds     BF and FB alternate; a round that finds nothing for its second half is over. In an
+//            agreement group (`rounds_by_claims`) only claims move the round: how often a member
+//            looks in vain must not matter.
 // In order   `weight_in_order`: what completes the parameter gradients of a stage (W, else B)
 //            runs in the step's order of microbatches, stage by stage; likewise the F and the I
 //            of the chunks that `forward_in_order` and `input_in_order` name. Such a class is
@@ -66,6 +68,7 @@ enum class Blocked : std::uint8_t {
   kSlack,    // a task is ready, but the hint (slack) puts another first
   kDone,     // every task has been claimed
   kHint,     // a task could run, but one that the hint puts first is due soon
+  kAgreement,  // a task is ready here, but not yet at every member of the agreement group
 };
 
 enum class AdmissionRule : std::uint8_t { kLevelled, kEarliest };
@@ -78,6 +81,7 @@ struct ArbiterOptions {
   bool weight_in_order = false;
   std::vector<bool> forward_in_order = {};  // by chunk; empty: none. Need weight_in_order
   std::vector<bool> input_in_order = {};
+  bool rounds_by_claims = false;  // see Rounds
   // The share of its usual duration that an F, a W waits at most; 0: starts at once.
   double forward_patience = 0;
   double weight_patience = 0;
@@ -110,6 +114,9 @@ class Arbiter {
 
   // Claims what select() has just returned: moves units, positions and the round.
   void commit(const Choice& choice);
+
+  // A task that another member has chosen, for commit(). -1: it is not ready here.
+  Choice choice_of(std::int32_t local) const;
 
   // What select() has seen announced for the task, or null.
   const Announcement* announcement_of(std::int32_t local) const { return announced_.of(local); }

@@ -13,6 +13,8 @@
 // Either the notifier sees the waiter, or the kernel sees the new epoch and refuses to sleep.
 // What was written before notify() is visible after a wait() or prepare() that sees the new
 // epoch.
+// SharedEventCount is the same in memory that several processes share; one that dies while it
+// sleeps leaves waiters_ too high, which costs every later notify() a system call and no more.
 // Checked by tests/cpp/stress/event_count_stress.cc (TSan).
 #pragma once
 
@@ -26,14 +28,17 @@
 
 namespace rrfp {
 
-class EventCount {
+enum class EventScope : int { kProcess = FUTEX_PRIVATE_FLAG, kMachine = 0 };
+
+template <EventScope kScope>
+class BasicEventCount {
  public:
   std::uint32_t prepare() const { return epoch_.load(std::memory_order_seq_cst); }  // E2
 
   void notify() {
     epoch_.fetch_add(1, std::memory_order_seq_cst);            // E1
     if (waiters_.load(std::memory_order_seq_cst) != 0) {       // E1
-      syscall(SYS_futex, address(), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAKE | kFlags, INT32_MAX, nullptr, nullptr, 0);
     }
   }
 
@@ -42,18 +47,23 @@ class EventCount {
     waiters_.fetch_add(1, std::memory_order_seq_cst);          // E2
     if (epoch_.load(std::memory_order_seq_cst) == ticket && timeout_ns > 0) {  // E2
       timespec timeout{timeout_ns / 1000000000, timeout_ns % 1000000000};
-      syscall(SYS_futex, address(), FUTEX_WAIT_PRIVATE, ticket, &timeout, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAIT | kFlags, ticket, &timeout, nullptr, 0);
     }
     waiters_.fetch_sub(1, std::memory_order_seq_cst);          // E2
     (void)epoch_.load(std::memory_order_seq_cst);              // E2: what came before notify()
   }
 
  private:
+  static constexpr int kFlags = static_cast<int>(kScope);
+
   std::uint32_t* address() { return reinterpret_cast<std::uint32_t*>(&epoch_); }
 
   std::atomic<std::uint32_t> epoch_{0};
   std::atomic<std::uint32_t> waiters_{0};
   static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 };
+
+using EventCount = BasicEventCount<EventScope::kProcess>;
+using SharedEventCount = BasicEventCount<EventScope::kMachine>;
 
 }  // namespace rrfp

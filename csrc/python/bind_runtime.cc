@@ -34,6 +34,7 @@ void bind_runtime(py::module_& module) {
       .def_readonly("idle_input_ns", &StepTimes::idle_input_ns)
       .def_readonly("idle_limit_ns", &StepTimes::idle_limit_ns)
       .def_readonly("idle_slack_ns", &StepTimes::idle_slack_ns)
+      .def_readonly("idle_agreement_ns", &StepTimes::idle_agreement_ns)
       .def_readonly("host_ns", &StepTimes::host_ns);
 
   py::class_<RuntimeHandle>(module, "Runtime", "One rank of one pipeline, across its steps.")
@@ -70,6 +71,13 @@ void bind_runtime(py::module_& module) {
       .def("send_control", &RuntimeHandle::send_control, py::arg("peer"), py::arg("body"))
       .def("recv_control", &RuntimeHandle::recv_control, py::arg("peer"), py::arg("timeout_ms"),
            "The next blob of the peer, or None at the time-out. Raises StatusError.")
+      .def("exchange_cards", &RuntimeHandle::exchange_cards, py::arg("card"),
+           py::arg("timeout_ms"),
+           "The cards of all members of the agreement group, or None. Raises StatusError.")
+      .def("owing_members", &RuntimeHandle::owing_members,
+           "Members that have not given their card, in words.")
+      .def_property_readonly("agreement_digest", &RuntimeHandle::agreement_digest,
+                             "The same on every member after the same step.")
       .def("abort", &RuntimeHandle::abort, py::arg("code"), py::arg("origin_rank"),
            py::arg("message"), py::arg("tell_peers") = true,
            py::call_guard<py::gil_scoped_release>(), "Ends the step on every rank; any thread.")

@@ -10,6 +10,7 @@
 #include "comm/local_transport.hpp"
 #include "comm/socket_interface.hpp"
 #include "comm/socket_transport.hpp"
+#include "python/agreement_handle.hpp"
 #include "python/bindings.hpp"
 #include "python/control_link.hpp"
 #include "python/runtime_handle.hpp"
@@ -57,10 +58,13 @@ ControlLink connect_control(SocketListener& listener, std::int32_t rank,
 
 std::unique_ptr<RuntimeHandle> join_control(ControlLink& control, std::uint64_t run,
                                             std::int64_t heartbeat_ms,
-                                            std::int64_t peer_timeout_ms) {
+                                            std::int64_t peer_timeout_ms,
+                                            AgreementHandle* agreement) {
   RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
   return std::make_unique<RuntimeHandle>(std::move(control.transport),
-                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms});
+                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms},
+                                         nullptr,
+                                         agreement != nullptr ? agreement->take() : nullptr);
 }
 
 void set_spin_us(std::int64_t spin_us) { ProgressThread::instance().set_spin_us(spin_us); }
@@ -87,7 +91,7 @@ void bind_transport(py::module_& module) {
              py::arg("addresses"), py::arg("token"), py::arg("run"), py::arg("timeout_ms"),
              "Joins the ranks at `addresses`; waits without the GIL. Raises StatusError.");
   module.def("join_control", &join_control, py::arg("control"), py::arg("run"),
-             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"),
+             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"), py::arg("agreement") = nullptr,
              "The runtime of a rank on the CPU, out of its connections.");
   module.def("set_spin_us", &set_spin_us, py::arg("spin_us"),
              "How long the progress thread spins before it sleeps.");

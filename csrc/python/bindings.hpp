@@ -8,6 +8,7 @@ namespace rrfp::python {
 void bind_status(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
+void bind_agreement(pybind11::module_& module);
 void bind_transport(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_simulation(pybind11::module_& module);

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_C, module) {
   rrfp::python::bind_status(module);
   rrfp::python::bind_plan(module);
   rrfp::python::bind_runtime(module);
+  rrfp::python::bind_agreement(module);
   rrfp::python::bind_transport(module);
   rrfp::python::bind_device(module);
   rrfp::python::bind_simulation(module);

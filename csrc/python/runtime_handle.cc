@@ -32,9 +32,11 @@ std::uint64_t padded(std::uint64_t bytes) {
 }  // namespace
 
 RuntimeHandle::RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options,
-                             std::unique_ptr<ComputeStream> stream)
+                             std::unique_ptr<ComputeStream> stream,
+                             std::unique_ptr<AgreementSegment> agreement)
     : stream_(std::move(stream)),
-      runtime_(std::make_unique<RankRuntime>(std::move(transport), options)),
+      runtime_(std::make_unique<RankRuntime>(std::move(transport), options,
+                                             std::move(agreement))),
       rank_(runtime_->rank()),
       num_ranks_(runtime_->num_ranks()),
       transport_name_(runtime_->transport().name()),
@@ -242,6 +244,24 @@ py::object RuntimeHandle::recv_control(std::int32_t peer, std::int64_t timeout_m
   if (body) return py::bytes(reinterpret_cast<const char*>(body->data()), body->size());
   if (decided) throw StatusError(runtime_->status());
   return py::none();
+}
+
+py::object RuntimeHandle::exchange_cards(const std::string& card, std::int64_t timeout_ms) {
+  RRFP_CHECK(!card.empty(), "a card for the agreement group is empty");
+  const auto* first = reinterpret_cast<const std::byte*>(card.data());
+  std::vector<std::byte> unsent(first, first + card.size());
+  std::vector<std::vector<std::byte>> cards;
+  const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    cards = runtime_->exchange_cards(std::exchange(unsent, {}), slice_ms);
+    return !cards.empty() || !runtime_->status().ok();
+  });
+  if (!decided) return py::none();
+  if (cards.empty()) throw StatusError(runtime_->status());
+  py::list answer;
+  for (const auto& each : cards) {
+    answer.append(py::bytes(reinterpret_cast<const char*>(each.data()), each.size()));
+  }
+  return answer;
 }
 
 void RuntimeHandle::abort(StatusCode code, std::int32_t origin_rank, const std::string& message,

@@ -33,9 +33,10 @@ class RuntimeHandle {
   static constexpr std::int32_t kClaimedNothing = -1;  // time-out
   static constexpr std::int32_t kAllClaimed = -2;      // every task of the step has run
 
-  // `stream`: of a rank with a device; null on the CPU.
+  // `stream`: of a rank with a device; null on the CPU. `agreement`: null for one without a group.
   RuntimeHandle(std::unique_ptr<Transport> transport, const RuntimeOptions& options,
-                std::unique_ptr<ComputeStream> stream = nullptr);
+                std::unique_ptr<ComputeStream> stream = nullptr,
+                std::unique_ptr<AgreementSegment> agreement = nullptr);
   ~RuntimeHandle();
 
   std::int32_t rank() const { return rank_; }
@@ -69,6 +70,11 @@ class RuntimeHandle {
 
   void send_control(std::int32_t peer, const std::string& body);
   pybind11::object recv_control(std::int32_t peer, std::int64_t timeout_ms);
+
+  // Every member's card by member, once all have given one; None at the time-out.
+  pybind11::object exchange_cards(const std::string& card, std::int64_t timeout_ms);
+  std::vector<std::string> owing_members() const { return runtime_->owing_members(); }
+  std::uint64_t agreement_digest() const { return runtime_->agreement_digest(); }
 
   void abort(StatusCode code, std::int32_t origin_rank, const std::string& message,
              bool tell_peers);

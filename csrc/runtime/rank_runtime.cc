@@ -20,8 +20,10 @@ constexpr std::int64_t kReportNs = 50 * kNsPerMs;
 
 }  // namespace
 
-RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options)
+RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options,
+                         std::unique_ptr<AgreementSegment> agreement)
     : options_(options),
+      agreement_(std::move(agreement)),
       transport_(std::move(transport)),
       heartbeats_(transport_->num_ranks()),
       mailbox_(transport_->num_ranks()),
@@ -58,8 +60,9 @@ void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t
   if (times_ == nullptr || times_->num_chunks() != num_chunks) {
     before = std::exchange(times_, std::make_unique<TaskTimes>(num_chunks));
   }
-  swap_step(std::make_unique<Step>(std::move(plan), rank(), times_.get(), step,
-                                   stall_timeout_ms));
+  auto agreement = make_agreement(*plan, step);
+  swap_step(std::make_unique<Step>(std::move(plan), rank(), times_.get(), std::move(agreement),
+                                   step, stall_timeout_ms));
 }
 
 void RankRuntime::hide_step() {
@@ -94,17 +97,19 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
   RRFP_INVARIANT(step_ != nullptr, "claim() before begin_step()");
   std::int64_t deadline_ns = 0;
   while (true) {
-    const std::uint32_t ticket = wake_.prepare();
+    const std::uint32_t ticket = prepare_claim();
     if (is_aborted()) return {ClaimOutcome::kAborted, -1};
     const std::int64_t now_ns = now();
     const Choice choice = step_->engine.claim(now_ns);
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
       board_.set_running(step_->engine.table().task(choice.local), now_ns);
+      if (agreement_ != nullptr) agreement_->set_inside(true);
       if (step_->engine.plan().waits()) announce_start(choice.local);
       return {ClaimOutcome::kTask, choice.local};
     }
     if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
+    if (agreement_ != nullptr && !can_go_on(choice)) continue;
     blocked(choice, now_ns);
     if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
     if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1, choice.wait_until_ns};
@@ -138,6 +143,8 @@ void RankRuntime::blocked(const Choice& choice, std::int64_t now_ns) {
     return;
   }
   if (now_ns - board_.since_ns() < kReportNs / 2) return;
+  const auto [ready_here, absent] = step_->engine.absent();
+  if (absent >= 0) return board_.set_missing(Blocked::kAgreement, ready_here, -1, absent);
   const auto missing = step_->engine.missing(1);
   if (missing.empty()) return;
   const auto& [task, source_stage] = missing.front();
@@ -149,10 +156,14 @@ void RankRuntime::sleep(std::uint32_t ticket, std::int64_t timeout_ns) {
   if (options_.spin_us > 0) {
     const std::int64_t end_ns = now() + std::min(timeout_ns, options_.spin_us * 1000);
     do {
-      if (wake_.prepare() != ticket) return;
+      if (prepare_claim() != ticket) return;
     } while (now() < end_ns);
   }
-  wake_.wait(ticket, timeout_ns);
+  if (agreement_ != nullptr) {
+    agreement_->bell().wait(ticket, timeout_ns);
+  } else {
+    wake_.wait(ticket, timeout_ns);
+  }
 }
 
 std::vector<InboundMessage*> RankRuntime::take_inputs(std::int32_t local) {
@@ -237,6 +248,7 @@ void RankRuntime::retire(std::int32_t local) {
   step_->engine.retire(local, now_ns);
   clock_.retired(now_ns);
   board_.add_retired();
+  if (agreement_ != nullptr) agreement_->set_inside(false);
   board_.set(Activity::kRunning, now_ns);
 }
 

@@ -15,6 +15,10 @@
 // Waiting   Where the plan waits, claim() announces the task to the ranks that need its output,
 //           by a header alone, and sleeps until an announced task is due that the hint puts
 //           first. An announcement that comes before its step or after it is dropped.
+// Group     With an AgreementSegment the rank is a member of a group: claim() answers what the
+//           group has decided, and the worker sleeps on the group's bell instead of its own. How
+//           the rank ends is left in the segment for the other members, whose pipelines end with
+//           it; a member that is inside a task counts as a busy peer.
 // Failure   The first Status is kept. abort() sends it to all peers, wakes the worker, and
 //           makes every later wait return it at once.
 // Watch     The progress thread ticks every runtime, also one whose transport does not need it:
@@ -51,6 +55,7 @@
 #include "base/event_count.hpp"
 #include "base/push_list.hpp"
 #include "base/status.hpp"
+#include "comm/agreement_segment.hpp"
 #include "comm/payload_pool.hpp"
 #include "comm/progress_thread.hpp"
 #include "comm/transport.hpp"
@@ -84,7 +89,8 @@ struct ClaimResult {
 
 class RankRuntime final : public MessageSink, public Progressing {
  public:
-  RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options);
+  RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options,
+              std::unique_ptr<AgreementSegment> agreement = nullptr);
   ~RankRuntime() override;  // close() comes first, or the peers are told without waiting
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
@@ -108,6 +114,16 @@ class RankRuntime final : public MessageSink, public Progressing {
   OutboundMessage* take_sent() { return sent_.take_all(); }
   // W. True when nothing is outstanding any more; false at the time-out or after an abort.
   bool wait_sends(std::int64_t timeout_ms);
+  // W. Between steps: gives a card to the other members of the group, and gets theirs, by member.
+  // An empty card: only looks again for those of the exchange under way. Empty: the time-out has
+  // passed, or the run was aborted.
+  std::vector<std::vector<std::byte>> exchange_cards(const std::vector<std::byte>& card,
+                                                     std::int64_t timeout_ms);
+  std::vector<std::string> owing_members() const;  // W. Who has not given its card, in words
+  // W. The same number as every other member's after the same step; 0 without a group.
+  std::uint64_t agreement_digest() const;
+  const AgreementSegment* agreement() const { return agreement_.get(); }
+
   // W. Ends the step: returns its times, keeps its records until the next begin_step().
   StepTimes end_step();
   const StepEngine& engine() const;
@@ -150,8 +166,9 @@ class RankRuntime final : public MessageSink, public Progressing {
  private:
   struct Step {
     Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+         std::unique_ptr<StepAgreement> agreement,
          std::uint32_t number_, std::int64_t stall_timeout_ms_)
-        : engine(std::move(plan), rank, times),
+        : engine(std::move(plan), rank, times, std::move(agreement)),
           number(number_),
           stall_timeout_ms(stall_timeout_ms_) {}
     StepEngine engine;
@@ -168,6 +185,12 @@ class RankRuntime final : public MessageSink, public Progressing {
   void join_progress_thread();
   void hide_step();
   void swap_step(std::unique_ptr<Step> next);
+  std::unique_ptr<StepAgreement> make_agreement(const StepPlan& plan, std::uint32_t step);
+  std::uint32_t prepare_claim() const;
+  bool can_go_on(const Choice& choice);
+  std::string members_text() const;
+  RankState own_state(std::int64_t now_ns) const;
+  void check_members(const Step* step, std::int64_t now_ns);
   void blocked(const Choice& choice, std::int64_t now_ns);
   void announce_start(std::int32_t local);
   void on_started(const MessageHeader& header);
@@ -191,6 +214,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   bool wait_outstanding(std::int64_t until_ns, bool ends_on_abort);
 
   const RuntimeOptions options_;
+  std::unique_ptr<AgreementSegment> agreement_;  // null: this rank decides alone
   std::unique_ptr<Transport> transport_;
   PayloadPool pool_;
   EventCount wake_;       // the worker sleeps here for tasks, control and aborts

@@ -18,6 +18,7 @@ void RankRuntime::abort(const Status& status, bool tell_others) {
   }
   aborted_.store(true, std::memory_order_seq_cst);  // G4
   if (tell_others) tell_peers(MessageType::kAbort, to_bytes(status));
+  if (agreement_ != nullptr) agreement_->end(status);  // rings: this worker sleeps there, too
   wake_.notify();
   sends_.notify();
 }
@@ -62,6 +63,7 @@ void RankRuntime::close(std::int64_t timeout_ms) {
                      "rank " + std::to_string(rank()) + " has closed its pipeline"});
   // The abort ends every post at the next progress(), farewells at their deadline.
   wait_outstanding(now() + 2 * Transport::kAbortFlushMs * 1000000, false);
+  if (agreement_ != nullptr) agreement_->end({});  // after an abort it changes nothing
   if (has_joined_) ProgressThread::instance().remove(this);
   has_joined_ = false;
   is_closed_ = true;
@@ -96,7 +98,7 @@ void RankRuntime::release(InboundMessage* message) { message->release(message); 
 
 std::string RankRuntime::describe() const {
   const std::int64_t now_ns = now();
-  return watch_.describe(board_.read(now_ns), now_ns);
+  return watch_.describe(own_state(now_ns), now_ns);
 }
 
 }  // namespace rrfp

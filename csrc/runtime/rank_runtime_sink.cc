@@ -191,18 +191,21 @@ void RankRuntime::tick(std::int64_t now_ns) {
     last_heartbeat_ns_ = now_ns;
     send_heartbeats(now_ns);
   }
+  if (agreement_ != nullptr) agreement_->sign_of_life();
   if (is_aborted()) return;
   const StepGuard guard(*this);
   const Step* step = guard.step();
-  const RankState self = board_.read(now_ns);
-  const auto trouble = watch_.check(self, step ? step->stall_timeout_ms : INT64_MAX, now_ns);
+  if (agreement_ != nullptr) check_members(step, now_ns);
+  const RankState self = own_state(now_ns);
+  auto trouble = watch_.check(self, step ? step->stall_timeout_ms : INT64_MAX, now_ns);
+  if (trouble && agreement_ != nullptr) trouble->message += ". " + members_text();
   if (trouble) return abort(*trouble);
   // relaxed: late by one tick either way.
   if (step != nullptr && !step->is_over.load(std::memory_order_relaxed)) check_departed(*step);
 }
 
 void RankRuntime::send_heartbeats(std::int64_t now_ns) {
-  const std::vector<std::byte> body = to_bytes(board_.read(now_ns));
+  const std::vector<std::byte> body = to_bytes(own_state(now_ns));
   for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
     if (peer == rank() || watch_.has_left(peer)) continue;
     Heartbeat& heartbeat = heartbeats_[peer];

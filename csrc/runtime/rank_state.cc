@@ -11,6 +11,10 @@ namespace {
 std::string waiting_text(const RankState& state) {
   if (state.stage < 0) return "waits";
   const std::string task = to_text(Task{state.stage, state.kind, state.microbatch});
+  if (state.blocked == Blocked::kAgreement) {
+    return "waits for " + task + ", which is ready here, but has not arrived at member " +
+           std::to_string(state.source_rank) + " of its agreement group";
+  }
   if (state.blocked == Blocked::kLimit) {
     return "waits: a forward is ready, but the in-flight limit holds it back; next is " + task +
            (state.source_stage < 0
@@ -51,7 +55,7 @@ std::optional<RankState> parse_rank_state(std::span<const std::byte> body) {
   RankState state;
   if (body.size() != sizeof state) return std::nullopt;
   std::memcpy(&state, body.data(), sizeof state);
-  if (state.activity > Activity::kRunning || state.blocked > Blocked::kHint ||
+  if (state.activity > Activity::kRunning || state.blocked > Blocked::kAgreement ||
       static_cast<int>(state.kind) >= kNumTaskKinds) {
     return std::nullopt;
   }

@@ -34,6 +34,7 @@ struct RankState {
   std::int32_t stage = -1;                // the task inside, or the one waited for; -1: none
   std::int32_t microbatch = -1;
   std::int32_t source_stage = -1;         // kWaiting: whose message the task lacks; -1: nobody's
+  // Its rank; blocked by kAgreement: the member (in its group) at which the task is not ready.
   std::int32_t source_rank = -1;
   std::int64_t since_ms = 0;              // how long it has been doing this
   std::int64_t num_retired = 0;           // tasks since the rank began

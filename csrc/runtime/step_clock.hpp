@@ -16,6 +16,7 @@ struct StepTimes {
   std::int64_t idle_input_ns = 0;   // no task had all its inputs
   std::int64_t idle_limit_ns = 0;   // the in-flight limit held a ready forward back
   std::int64_t idle_slack_ns = 0;   // the hint put a task first that was not ready
+  std::int64_t idle_agreement_ns = 0;  // another member of the agreement group was not ready
   std::int64_t host_ns = 0;         // between retire and the next claim: rrfp's own cost
 };
 
@@ -30,6 +31,7 @@ class StepClock {
   void retired(std::int64_t now_ns) { enter(times_.host_ns, now_ns); }
   void blocked(Blocked why, std::int64_t now_ns) {
     enter(why == Blocked::kLimit   ? times_.idle_limit_ns
+          : why == Blocked::kAgreement ? times_.idle_agreement_ns
           : why == Blocked::kSlack || why == Blocked::kHint ? times_.idle_slack_ns
                                    : times_.idle_input_ns,
           now_ns);

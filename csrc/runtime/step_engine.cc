@@ -1,6 +1,7 @@
 #include "runtime/step_engine.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.hpp"
 
@@ -16,17 +17,29 @@ std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& microbatch_
   return place;
 }
 
+// Waiting goes by this rank's own clock, of which the other members know nothing.
+ArbiterOptions options_for(const StepPlan& plan, std::int32_t rank, bool in_group) {
+  ArbiterOptions options = plan.arbiter_options(rank);
+  if (!in_group) return options;
+  options.forward_patience = options.weight_patience = 0;
+  options.rounds_by_claims = true;
+  return options;
+}
+
 }  // namespace
 
-StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times)
-    : StepEngine(plan, rank, times, plan->arbiter_options(rank)) {}
+StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+                       std::unique_ptr<StepAgreement> agreement)
+    : StepEngine(plan, rank, times, options_for(*plan, rank, agreement != nullptr),
+                 std::move(agreement)) {}
 
 StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-                       const ArbiterOptions& options)
+                       const ArbiterOptions& options, std::unique_ptr<StepAgreement>&& agreement)
     : plan_(std::move(plan)),
       rank_(rank),
       own_times_(times ? nullptr : std::make_unique<TaskTimes>(table().num_chunks())),
       times_(times ? *times : *own_times_),
+      agreement_(std::move(agreement)),
       arbiter_(plan_->table(rank), plan_->hint_order(rank), options,
                places_of(plan_->microbatch_order()), &times_),
       tasks_(table().num_tasks()),
@@ -39,7 +52,7 @@ StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, 
     state.num_slots =
         own_bits(task.kind) + static_cast<std::int32_t>(senders_of(task).size());
     if (state.num_slots == 0) {
-      arbiter_.arrive(local);
+      arrive(local);
     } else {
       state.wanted = ~std::uint64_t{0} >> (64 - state.num_slots);
     }
@@ -103,12 +116,18 @@ Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, void* payload
                                            to_text(table().task(local)) + " at once");
   if ((before | mask) != state.wanted) return Delivery::kWaiting;
   records_[local].ready_ns = now_ns;
+  return arrive(local) ? Delivery::kReady : Delivery::kWaiting;
+}
+
+bool StepEngine::arrive(std::int32_t local) {
+  if (agreement_ != nullptr) return agreement_->arrive(local);
   RRFP_INVARIANT(arbiter_.arrive(local), to_text(table().task(local)) + " arrived twice");
-  return Delivery::kReady;
+  return true;
 }
 
 Choice StepEngine::claim(std::int64_t now_ns) {
-  const Choice choice = arbiter_.select(now_ns);
+  const Choice choice =
+      agreement_ != nullptr ? agreement_->claim(arbiter_) : arbiter_.select(now_ns);
   if (choice.local < 0) return choice;
   arbiter_.commit(choice);
   tasks_[choice.local].is_claimed = true;
@@ -174,6 +193,21 @@ std::vector<StepEngine::Missing> StepEngine::missing(std::size_t at_most) const 
   return missing;
 }
 
+StepEngine::Absent StepEngine::absent() const {
+  if (agreement_ == nullptr) return {};
+  const HintOrder& order = plan_->hint_order(rank_);
+  for (std::int32_t at = arbiter_.first_unclaimed_position(); at < order.num_tasks(); ++at) {
+    const std::int32_t local = order.local_at(at);
+    const TaskState& state = tasks_[local];
+    if (state.is_claimed || state.arrived.load(std::memory_order_relaxed) != state.wanted) {  // S3
+      continue;
+    }
+    const std::uint32_t members = agreement_->absentees(local);
+    if (members != 0) return {table().task(local), std::countr_zero(members)};
+  }
+  return {};
+}
+
 bool StepEngine::needs(std::int32_t other_rank) const {
   for (std::int32_t local = 0; local < table().num_tasks(); ++local) {
     const Task task = table().task(local);
@@ -183,6 +217,13 @@ bool StepEngine::needs(std::int32_t other_rank) const {
       const bool has_come = arrived >> (own_bits(task.kind) + i) & 1;
       if (!has_come && plan_->graph().rank_of(senders[i]) == other_rank) return true;
     }
+  }
+  return false;
+}
+
+bool StepEngine::needs_members(std::uint32_t members) const {
+  for (std::int32_t local = 0; agreement_ != nullptr && local < table().num_tasks(); ++local) {
+    if ((agreement_->absentees(local) & members) != 0) return true;
   }
   return false;
 }

@@ -10,6 +10,8 @@
 //          completion (it was the last one missing). A bit that is set already is a duplicate.
 // Waiting  Where the plan waits, a rank announces what it starts, with what that usually takes;
 //          announce() takes the word of a peer. learn_travel() compares it with what came.
+// Group    With a StepAgreement a task that has all its inputs is ready when that is so at every
+//          member, and claim() answers what the group has decided. There is no waiting then.
 // Threads  deliver(), announce() and needs(): any thread; deliveries of one input come one after
 //          another (an edge has one sender, and a sender's messages come from one thread at a
 //          time). Everything else: the rank's worker.
@@ -32,12 +34,13 @@
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
+#include "arbiter/step_agreement.hpp"
 #include "runtime/step_plan.hpp"
 
 namespace rrfp {
 
 enum class Delivery : std::uint8_t {
-  kWaiting,    // stored; the task still lacks others
+  kWaiting,    // stored; the task still lacks others, or has not arrived at other members
   kReady,      // stored; the task can run now: wake the worker
   kDuplicate,  // had come before: nothing changed
   kUnknown,    // no such task or edge on this rank: nothing changed
@@ -53,7 +56,9 @@ struct TaskRecord {
 class StepEngine {
  public:
   // `times` is learnt from and added to; null: the step has its own, and knows nothing at first.
-  StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times = nullptr);
+  // `agreement`: null where this rank decides alone.
+  StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times = nullptr,
+             std::unique_ptr<StepAgreement> agreement = nullptr);
 
   // The output of `source_stage` for `target` (an F), or its gradient for `target` (a B or I).
   Delivery deliver(const Task& target, std::int32_t source_stage, void* payload,
@@ -87,16 +92,28 @@ class StepEngine {
   const Arbiter& arbiter() const { return arbiter_; }
   const TaskRecord& record(std::int32_t local) const { return records_.at(local); }
 
+  // Null where this rank decides alone.
+  const StepAgreement* agreement() const { return agreement_.get(); }
+
   // For reports. The task the hint wants next, and the first input it lacks:
   // source_stage -1: none of another stage.
   struct Missing {
     Task task;
     std::int32_t source_stage = -1;
   };
+  // The first task in the hint's order that has all its inputs here, but not at the member.
+  struct Absent {
+    Task task;
+    std::int32_t member = -1;  // -1: there is no such task
+  };
+  Absent absent() const;
   std::vector<Missing> missing(std::size_t at_most) const;
 
   // Whether a task still lacks an input from a stage of this rank of the pipeline.
   bool needs(std::int32_t other_rank) const;
+
+  // Any thread: whether a task still has to arrive at one of these members (one bit each).
+  bool needs_members(std::uint32_t members) const;
 
   // Every payload still stored, taken out: after an abort. Any one thread, engine at rest.
   std::vector<void*> drain();
@@ -104,7 +121,8 @@ class StepEngine {
  protected:
   // Tests put other rules in the place of the plan's.
   StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-             const ArbiterOptions& options);
+             const ArbiterOptions& options,
+             std::unique_ptr<StepAgreement>&& agreement = nullptr);
 
  private:
   struct TaskState {
@@ -129,11 +147,13 @@ class StepEngine {
   Delivery set_bit(std::int32_t local, std::int32_t bit, void* payload, std::int64_t now_ns);
   void release_dependents(const Task& task, std::int64_t now_ns);
   Missing missing_of(std::int32_t local) const;
+  bool arrive(std::int32_t local);  // true: it can run now
 
   std::shared_ptr<const StepPlan> plan_;
   std::int32_t rank_;
   std::unique_ptr<TaskTimes> own_times_;  // null: the caller's are used
   TaskTimes& times_;
+  std::unique_ptr<StepAgreement> agreement_;  // null: none
   Arbiter arbiter_;
   std::vector<TaskState> tasks_;     // by local
   std::vector<void*> slots_;         // payloads, task by task, input by input

@@ -28,6 +28,8 @@ namespace rrfp::test {
 struct Program {
   std::vector<std::function<void()>> bodies;   // one per fiber
   std::function<void()> afterwards;            // checks, when all have ended
+  std::size_t dying = SIZE_MAX;                // a fiber that ends at its dies_at-th access
+  std::uint64_t dies_at = 0;
 };
 
 enum class Merge {
@@ -70,6 +72,10 @@ class Explorer {
   void step() {
     if (running_ == kNobody) return;
     ++fibers_[running_].steps;
+    if (running_ == program_.dying && fibers_[running_].steps > program_.dies_at &&
+        !fibers_[running_].ended) {
+      throw Death{};
+    }
     swapcontext(&fibers_[running_].context, &scheduler_);
   }
 
@@ -87,6 +93,8 @@ class Explorer {
   static constexpr std::size_t kStackBytes = 64 * 1024;
   static constexpr std::size_t kMaxSteps = 10000;
 
+  struct Death {};
+
   struct Fiber {
     ucontext_t context{};
     std::vector<char> stack = std::vector<char>(kStackBytes);
@@ -102,7 +110,11 @@ class Explorer {
 
   static void fiber_main() {
     Explorer& self = *current();
-    self.program_.bodies[self.running_]();
+    try {
+      self.program_.bodies[self.running_]();
+    } catch (const Death&) {
+      // Wherever it was, it does nothing more.
+    }
     self.fibers_[self.running_].ended = true;
     self.step();
   }

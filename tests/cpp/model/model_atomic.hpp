@@ -38,6 +38,17 @@ class ModelAtomic {
     return observed(before);
   }
 
+  bool compare_exchange_strong(T& expected, T desired, std::memory_order, std::memory_order) {
+    Explorer::current()->step();
+    const T before = observed(value_);
+    if (before == expected) {
+      value_ = desired;
+      return true;
+    }
+    expected = before;
+    return false;
+  }
+
  private:
   static T observed(T value) {
     Explorer::current()->observe(value);

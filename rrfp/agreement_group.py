@@ -1,0 +1,264 @@
+"""Agreement groups: ranks of several pipelines that hold the same stages and run one order.
+
+Such ranks meet in collectives inside a task (tensor, context or expert parallelism, sharded
+parameters), so all must run the same tasks in the same order, although their messages come at
+different moments. The order is decided in memory that they share, task by task; here is how they
+find one another, and how they compare what a step is to be.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pickle
+import secrets
+
+import torch
+
+from rrfp import _C
+from rrfp.errors import RankTimeoutError
+from rrfp.rendezvous import Rendezvous, membership
+
+# Dimensions of a DeviceMesh whose ranks meet inside a stage.
+_INNER_DIMENSIONS = ("tp", "cp", "ep")
+_PIPELINE_DIMENSION = "pp"
+_LONGEST_VALUE = 200
+_LONGEST_REFUSAL = 4000
+# Members are in other pipelines, whose ranks wait for one another first.
+_GRACE_S = 10.0
+
+
+def _boot_id():
+    """The same for all processes of one host that runs."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _is_mesh(value):
+    return isinstance(value, torch.distributed.device_mesh.DeviceMesh)
+
+
+def _of_mesh(mesh, names):
+    """The process group of this rank over some dimensions of a mesh."""
+    part = mesh[names] if len(names) > 1 else mesh[names[0]]
+    return (part._flatten() if len(names) > 1 else part).get_group()
+
+
+def resolve_groups(group, agreement_group):
+    """(pipeline group, agreement group or None) as process groups.
+
+    ``group`` may be a DeviceMesh with a dimension ``"pp"``; then ``agreement_group`` may be
+    ``"auto"``: the dimensions tp, cp and ep that the mesh has. An agreement group of one rank is
+    none.
+
+    Raises:
+        TypeError, ValueError: Neither a group, a mesh nor ``"auto"``, or not enough to go by.
+    """
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        if agreement_group is not None:
+            raise ValueError(
+                "agreement_group is given, but torch.distributed is not initialised; its members "
+                "are processes."
+            )
+        return group, None
+    mesh = group if _is_mesh(group) else None
+    if mesh is not None:
+        names = mesh.mesh_dim_names or ()
+        if _PIPELINE_DIMENSION not in names:
+            raise ValueError(
+                f"group is a DeviceMesh with the dimensions {names}; it needs one named 'pp', "
+                "the ranks of a pipeline."
+            )
+        group = _of_mesh(mesh, (_PIPELINE_DIMENSION,))
+    if isinstance(agreement_group, str):
+        if agreement_group != "auto":
+            raise ValueError(
+                f"agreement_group is {agreement_group!r}; pass a process group, a DeviceMesh, "
+                "'auto' or None."
+            )
+        if mesh is None:
+            raise ValueError(
+                "agreement_group is 'auto', which reads a DeviceMesh; pass the mesh as group "
+                "(init_device_mesh with the dimensions 'pp' and 'tp'), or a process group."
+            )
+        inner = tuple(name for name in _INNER_DIMENSIONS if name in mesh.mesh_dim_names)
+        agreement_group = _of_mesh(mesh, inner) if inner else None
+    elif _is_mesh(agreement_group):
+        agreement_group = agreement_group.get_group()
+    elif agreement_group is not None and not isinstance(agreement_group, dist.ProcessGroup):
+        raise TypeError(
+            f"agreement_group is a {type(agreement_group).__name__}; pass a process group, a "
+            "DeviceMesh, 'auto' or None."
+        )
+    if agreement_group is None:
+        return group, None
+    if dist.get_rank(agreement_group) < 0:
+        raise ValueError("this process is not a member of agreement_group.")
+    if dist.get_world_size(agreement_group) == 1:
+        return group, None
+    return group, agreement_group
+
+
+class GroupSetUp:
+    """One attempt to form an agreement group, by every member of it."""
+
+    def __init__(self, group, pipeline, timeout_s):
+        self._pipeline = pipeline  # this rank's Membership in its pipeline
+        self.member = membership(group)
+        self._meeting = Rendezvous(self.member, timeout_s)
+
+    def withdraw(self, error):
+        """Tell the other members, who may be in pipelines without it, why this one cannot."""
+        self._meeting.publish("card", {"error": str(error)})
+
+    def form(self, stages):
+        """The shared memory of the group, ready for ``_C.connect``.
+
+        Raises:
+            ValueError: The same on every member: they do not fit, or share no memory.
+            RankTimeoutError: A member did not come.
+        """
+        member, meeting = self.member, self._meeting
+        cards = meeting.share(
+            "card",
+            {
+                "error": None,
+                "pipeline": self._pipeline.ranks,
+                "rank": self._pipeline.rank,
+                "stages": list(stages),
+                "boot_id": _boot_id(),
+                "version": _C.build_info()["version"],
+            },
+        )
+        self._check(cards)
+        segment, refusal = self._map_memory()
+        token = secrets.randbits(64)
+        if segment is not None:
+            segment.sign(member.rank, token)
+        signed = meeting.share("signed", (token, os.getpid(), refusal))
+        for rank, (token, _, other_refusal) in enumerate(signed):
+            if refusal is None and other_refusal is None:
+                if not segment.is_signed(rank, token):
+                    refusal = f"member {rank} has signed other memory than member {member.rank}"
+        verdicts = meeting.share("verdict", refusal)
+        for rank, verdict in enumerate(verdicts):
+            if verdict is not None:
+                raise ValueError(
+                    f"the ranks {list(member.ranks)} of agreement_group share no memory: member "
+                    f"{rank} found that {verdict}. Run them in one container, or in containers "
+                    "that share process ids."
+                )
+        names = [f"global rank {rank}" for rank in member.ranks]
+        segment.join(member.rank, names, [pid for _, pid, _ in signed])
+        return segment
+
+    def _check(self, cards):
+        ranks = self.member.ranks
+        for member, card in enumerate(cards):
+            if card["error"] is not None:
+                raise ValueError(
+                    f"global rank {ranks[member]}, a member of this rank's agreement group: "
+                    f"{card['error']}"
+                )
+        for member, card in enumerate(cards):
+            for name, what in (
+                ("boot_id", "hosts"),
+                ("version", "versions of rrfp"),
+                ("stages", "stages"),
+                ("rank", "places in their pipelines"),
+            ):
+                if card[name] != cards[0][name]:
+                    hint = (
+                        "agreement groups across hosts are not supported yet; keep each on one"
+                        if name == "boot_id"
+                        else "its members hold the same stages of pipelines of the same shape"
+                    )
+                    raise ValueError(
+                        f"agreement_group joins ranks on different {what}: global rank {ranks[0]} "
+                        f"has {cards[0][name]!r}, global rank {ranks[member]} has {card[name]!r}. "
+                        f"Note: {hint}."
+                    )
+            shared = set(card["pipeline"]) & set(ranks)
+            if shared != {ranks[member]}:
+                raise ValueError(
+                    f"agreement_group {list(ranks)} and the pipeline {list(card['pipeline'])} "
+                    f"share the global ranks {sorted(shared)}; members of an agreement group are "
+                    "in different pipelines. Pass the pipeline's own ranks as group."
+                )
+
+    def _map_memory(self):
+        """(segment, None), or (None, why not)."""
+        num_members = self.member.num_ranks
+        segment, place = None, None
+        if self.member.rank == 0:
+            nonce = secrets.randbits(64)
+            segment = _C.make_agreement_segment(num_members, nonce)
+            place = (os.getpid(), segment.fd, nonce)
+        pid, fd, nonce = self._meeting.share("memory", place)[0]
+        if segment is None:
+            try:
+                segment = _C.open_agreement_segment(pid, fd, num_members, nonce)
+            except ValueError as error:
+                return None, str(error)
+        return segment, None
+
+
+def _short(value):
+    text = repr(value)
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{len(value) if hasattr(value, '__len__') else 1} items with the digest {digest}"
+
+
+def settle(runtime, answer, request, counter, timeout_s):
+    """What all members of the group make of their pipelines' answers for a step.
+
+    ``answer`` is a Decision or (name of error, text). Where all have decided the same, it is the
+    Decision, with the seed of member 0 unless the caller gave one; else a refusal, the same on
+    every member.
+
+    Raises:
+        RankTimeoutError: A member did not come.
+        StatusError: The run has ended.
+    """
+    is_refusal = isinstance(answer, tuple)
+    card = {"refusal": None, "seed": None}
+    if is_refusal:
+        card["refusal"] = (answer[0], answer[1][:_LONGEST_REFUSAL])
+    else:
+        card["options"] = {
+            field.name: _short(getattr(answer, field.name))
+            for field in dataclasses.fields(answer)
+            if field.name != "seed"
+        }
+        card["options"]["the steps run so far"] = repr(counter)
+        card["options"]["seed"] = repr(request.seed)
+        card["options"]["the log of the last step"] = repr(runtime.agreement_digest)
+        card["seed"] = answer.seed
+    cards = runtime.exchange_cards(pickle.dumps(card), int(1000 * (timeout_s + _GRACE_S)))
+    if cards is None:
+        text = (
+            f"{', '.join(runtime.owing_members())} did not enter the step within "
+            f"{timeout_s + _GRACE_S:g} s of rank {runtime.rank}, a member of the same agreement "
+            f"group. Every member must call its pipeline for every step. {runtime.describe()}"
+        )
+        runtime.abort(_C.StatusCode.TIMED_OUT, -1, text)
+        raise RankTimeoutError(text, rank=None)
+    cards = [pickle.loads(each) for each in cards]
+    for member, other in enumerate(cards):
+        if other["refusal"] is not None:
+            name, text = other["refusal"]
+            return answer if is_refusal else (name, f"member {member} of the group: {text}")
+    for member, other in enumerate(cards):
+        for name, value in other["options"].items():
+            if value != cards[0]["options"].get(name):
+                return "ValueError", (
+                    f"the members of an agreement group disagree on {name}: member 0 has "
+                    f"{cards[0]['options'].get(name)}, member {member} has {value}. Pass the same "
+                    "value to every pipeline."
+                )
+    return dataclasses.replace(answer, seed=cards[0]["seed"])

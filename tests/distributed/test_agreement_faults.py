@@ -1,0 +1,165 @@
+"""Agreement groups that cannot be, members that disagree, fail or die."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import rrfp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from parity_group import WorkerGroup, worker_group  # noqa: E402
+
+NUM_RANKS = 4
+_mesh = None
+
+
+def mesh_of():
+    global _mesh
+    if _mesh is None:
+        _mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    return _mesh
+
+
+def run_refused(rank, num_ranks, case):
+    """What a wrong call raises, and that the next one works."""
+    mesh = mesh_of()
+    stage, member = mesh["pp"].get_local_rank(), mesh["tp"].get_local_rank()
+    module = torch.nn.Linear(1, 1)
+    pipeline = rrfp.Pipeline({stage: module}, group=mesh, agreement_group="auto")
+
+    def step(num_microbatches=2, **options):
+        inputs = [torch.ones(1, 1)] * num_microbatches
+        pipeline.step(
+            inputs if stage == 0 else None,
+            inputs if stage == 1 else None,
+            torch.nn.functional.mse_loss if stage == 1 else None,
+            **options,
+        )
+
+    wrong = {
+        "limit": {"max_in_flight": 2 + member},
+        "microbatches": {"num_microbatches": 2 + member},
+        "one refuses": {"max_in_flight": 0 if member else 2},
+        "seed": {"seed": member},
+    }[case]
+    with pipeline:
+        step()
+        try:
+            step(**wrong)
+            text = None
+        except ValueError as error:
+            text = str(error)
+        step()
+    return text
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("limit", "disagree on limits: member 0 has (2, 2), member 1 has (3, 3)"),
+        ("microbatches", "disagree on num_microbatches: member 0 has 2, member 1 has 3"),
+        ("one refuses", "must be at least 1"),
+        ("seed", "disagree on seed: member 0 has 0, member 1 has 1"),
+    ],
+)
+def test_members_that_disagree_are_refused_everywhere_and_live_on(case, words):
+    texts = worker_group(NUM_RANKS).values(run_refused, case)
+    assert all(text is not None and words in text for text in texts), texts
+
+
+def run_bad_set_up(rank, num_ranks, case):
+    mesh = mesh_of()
+    stage = mesh["pp"].get_local_rank()
+    crosswise = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    arguments = {
+        "own pipeline": {"group": mesh, "agreement_group": mesh["pp"]},
+        "other stages": {"group": mesh, "agreement_group": crosswise[rank in (1, 2)]},
+        "no mesh": {"group": mesh["pp"].get_group(), "agreement_group": "auto"},
+        "not one": {"group": mesh, "agreement_group": 3},
+        "some without": {"group": mesh, "agreement_group": "auto" if stage else None},
+    }[case]
+    try:
+        rrfp.Pipeline({stage: torch.nn.Linear(1, 1)}, set_up_timeout_s=20.0, **arguments)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("own pipeline", "members of an agreement group are in different pipelines"),
+        ("other stages", "different stages"),
+        ("no mesh", "reads a DeviceMesh"),
+        ("not one", "agreement_group is a int"),
+        ("some without", "agreement groups"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_by_name(case, words):
+    texts = worker_group(NUM_RANKS).values(run_bad_set_up, case)
+    assert all(text is not None and words in text for text in texts), texts
+
+
+def test_one_process_is_refused():
+    with pytest.raises(ValueError, match="torch.distributed is not initialised"):
+        rrfp.Pipeline([torch.nn.Linear(1, 1)], agreement_group="auto")
+
+
+def fail_in_one_pipeline(rank, num_ranks, how):
+    """One member fails in a stage or dies; what each of the others gets."""
+    mesh = mesh_of()
+    stage, member = mesh["pp"].get_local_rank(), mesh["tp"].get_local_rank()
+
+    class Failing(torch.nn.Linear):
+        def forward(self, value):
+            if stage == 1 and member == 1:
+                if how == "dies":
+                    time.sleep(0.3)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ArithmeticError("no")
+            return super().forward(value)
+
+    pipeline = rrfp.Pipeline({stage: Failing(1, 1)}, group=mesh, agreement_group="auto")
+    inputs = [torch.ones(1, 1)] * 4
+    try:
+        pipeline.step(
+            inputs if stage == 0 else None,
+            inputs if stage == 1 else None,
+            torch.nn.functional.mse_loss if stage == 1 else None,
+        )
+    except rrfp.RrfpError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.time_limit(120)
+def test_a_failing_stage_ends_every_pipeline_with_its_words():
+    answers = worker_group(NUM_RANKS).values(fail_in_one_pipeline, "raises")
+    for kind, text in answers:
+        assert kind == "StageError" and "1F0" in text and "ArithmeticError: no" in text
+
+
+@pytest.mark.time_limit(120)
+def test_a_killed_member_is_named_in_every_pipeline():
+    group = WorkerGroup(NUM_RANKS)
+    group.start()
+    try:
+        for connection in group.connections:
+            connection.send((fail_in_one_pipeline, ("dies",)))
+        for rank in range(NUM_RANKS - 1):  # the last one is dead
+            assert group.connections[rank].poll(60), f"rank {rank} said nothing"
+            kind, text = group.connections[rank].recv().value
+            assert kind == "PeerLostError", (rank, kind, text)
+        assert not [name for name in os.listdir("/dev/shm") if "rrfp" in name]
+    finally:
+        group.kill()
