@@ -42,7 +42,7 @@ class Decision:
             ValueError: An order or limit that cannot be run, by name.
         """
         return _C.StepPlan(
-            layout.graph(),
+            layout.graph,
             self.num_microbatches,
             list(self.microbatch_order),
             self.hint,
@@ -110,26 +110,41 @@ def _check_same_options(views):
 
 
 def _agree_on_microbatches(views, layout):
-    holders = [rank for rank, view in enumerate(views) if "microbatches" in view["lengths"]]
-    source = 0 if len(views) == 1 else layout.source_rank
-    if not holders:
+    rank_of = [0] * layout.num_stages if len(views) == 1 else layout.rank_of_stage
+    sources = layout.source_stages
+    is_one = len(sources) == 1
+    for rank, view in enumerate(views):
+        for stage in view["sources"]:
+            if rank_of[stage] != rank:
+                given = [r for r, other in enumerate(views) if stage in other["sources"]]
+                owner = rank_of[stage]
+                also = f" as well as on rank {owner}" if owner in given else ""
+                what = "the source stage" if is_one else f"source stage {stage}"
+                raise ValueError(
+                    f"microbatches is given on rank {rank}{also}; only rank {owner} owns {what}, "
+                    "pass None elsewhere."
+                )
+    missing = [stage for stage in sources if stage not in views[rank_of[stage]]["sources"]]
+    if missing == list(sources) and is_one:
         raise ValueError(
-            f"microbatches is None on every rank; pass it on rank {source}, which owns stage 0."
+            f"microbatches is None on every rank; pass it on rank {rank_of[missing[0]]}, which "
+            f"owns stage {missing[0]}."
         )
-    for rank in holders:
-        if rank != source:
-            also = f" as well as on rank {source}" if source in holders else ""
-            raise ValueError(
-                f"microbatches is given on rank {rank}{also}; only rank {source} owns the source "
-                "stage, pass None elsewhere."
-            )
-    num_microbatches = views[source]["lengths"]["microbatches"]
+    if missing:
+        raise ValueError(
+            f"microbatches is None for stage {missing[0]}, a source stage; pass it on rank "
+            f"{rank_of[missing[0]]}, which owns it. The source stages are "
+            f"{', '.join(map(str, sources))}."
+        )
+    source = rank_of[sources[0]]
+    first = "microbatches" if is_one else f"microbatches[{sources[0]}]"
+    num_microbatches = views[source]["lengths"][first]
     for rank, view in enumerate(views):
         for name, length in view["lengths"].items():
             if length != num_microbatches:
                 what = "is" if name == "num_microbatches" else "has length"
                 raise ValueError(
-                    f"{name} {what} {length} on rank {rank}, but microbatches has length "
+                    f"{name} {what} {length} on rank {rank}, but {first} has length "
                     f"{num_microbatches} on rank {source}. Pass one item per microbatch."
                 )
     return num_microbatches

@@ -7,15 +7,14 @@ tells the others. What all ranks together ask for is decided in ``agreement.py``
 import hashlib
 import math
 from collections.abc import Mapping, Sequence, Set
-from itertools import islice
 
 import torch
 
 from rrfp import _C
-from rrfp.boundary import flatten
 from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint
 from rrfp.limits import limits_per_rank
 from rrfp.stage import StageInputs
+from rrfp.stage_tables import by_loss_stage, draw, draw_inputs, draw_kwargs
 
 _LONGEST_S = 1e9  # in milliseconds and nanoseconds it still fits the core's integers
 
@@ -35,8 +34,6 @@ def refuse_unsupported(arguments):
         ValueError: Names the argument, its value and what to pass instead.
     """
     wanted = {
-        "edges": (None,),
-        "loss_stages": (None,),
         "tied": (None,),
     }
     for name, allowed in wanted.items():
@@ -45,38 +42,6 @@ def refuse_unsupported(arguments):
             raise ValueError(
                 f"{name} is {value!r}, which is not supported yet; leave it at {allowed[0]!r}."
             )
-
-
-def draw(name, items, num_microbatches):
-    """The items per microbatch as a list; an iterator is drawn in full.
-
-    Raises:
-        TypeError: Neither a sequence nor iterable.
-        ValueError: An iterator without num_microbatches, or one that ends early.
-    """
-    if items is None:
-        return None
-    if isinstance(items, torch.Tensor):
-        raise TypeError(
-            f"{name} is one tensor of shape {tuple(items.shape)}; pass a sequence with one item "
-            f"per microbatch, for example tensor.chunk(num_microbatches)."
-        )
-    if isinstance(items, Sequence) and not isinstance(items, (str, bytes)):
-        return list(items)
-    if isinstance(items, (str, bytes, Mapping)) or not hasattr(items, "__iter__"):
-        raise TypeError(
-            f"{name} is a {type(items).__name__}; pass a sequence with one item per microbatch, "
-            "or an iterator and num_microbatches."
-        )
-    if num_microbatches is None:
-        raise ValueError(f"{name} is an iterator, so num_microbatches must be given.")
-    drawn = list(islice(iter(items), num_microbatches))
-    if len(drawn) < num_microbatches:
-        raise ValueError(
-            f"the iterator {name} ended after {len(drawn)} of {num_microbatches} microbatches. "
-            "Nothing was run; give it more items or lower num_microbatches."
-        )
-    return drawn
 
 
 def _numbers(name, values, least):
@@ -100,19 +65,6 @@ def _numbers(name, values, least):
             )
         numbers.append(number)
     return numbers
-
-
-def _check_input(index, value):
-    """A user's input without gradients of its own."""
-    for tensor in flatten(value)[1]:
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if tensor.requires_grad:
-            raise ValueError(
-                f"microbatch {index} holds a tensor that requires grad, but no gradient flows out "
-                "of the first stage. Call .detach() on it, or make it a parameter of the stage."
-            )
-    return value
 
 
 def is_timeout(seconds):
@@ -253,31 +205,42 @@ class StepRequest:
         self.lookahead = lookahead
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
-        if loss_fn is not None and not callable(loss_fn):
-            raise TypeError(f"loss_fn is a {type(loss_fn).__name__}; it must be callable.")
-        self.loss_fn = loss_fn
+        self._loss_fns = by_loss_stage("loss_fn", loss_fn, layout, own_stages)
+        for stage, function in self._loss_fns.items():
+            if not callable(function):
+                raise TypeError(f"loss_fn is a {type(function).__name__}; it must be callable.")
         self._check_training()
-        self.inputs = self._draw_inputs(microbatches)
-        self.targets = draw("targets", targets, num_microbatches)
-        self.kwargs = self._draw_kwargs(stage_kwargs)
-        if self.layout.loss_stage in own_stages and loss_fn is not None and self.targets is None:
-            raise ValueError(
-                "targets is None on the rank of the last stage, where loss_fn(output, target) is "
-                "called; pass one target per microbatch ([None] * num_microbatches for a loss_fn "
-                "that needs none)."
-            )
+        self.inputs = draw_inputs(microbatches, layout, own_stages, num_microbatches)
+        self.targets = {
+            stage: draw("targets", items, num_microbatches)
+            for stage, items in by_loss_stage("targets", targets, layout, own_stages).items()
+        }
+        self.kwargs = draw_kwargs(stage_kwargs, layout, num_microbatches)
+        for stage in self._loss_fns:
+            if stage in own_stages and stage not in self.targets:
+                raise ValueError(
+                    f"targets is None on the rank of {self._name_of_loss_stage(stage)}, where "
+                    "loss_fn(output, target) is called; pass one target per microbatch ([None] * "
+                    "num_microbatches for a loss_fn that needs none)."
+                )
 
     def given_to(self, stage):
         """The tables of one stage of this rank."""
         return StageInputs(
-            inputs=self.inputs if stage == 0 else None,
-            targets=self.targets if stage == self.layout.loss_stage else None,
+            inputs=self.inputs.get(stage),
+            targets=self.targets.get(stage),
             kwargs=self.kwargs.get(stage),
         )
 
     def view(self):
         """What the other ranks need to know, picklable and small."""
-        lengths = {"microbatches": self.inputs, "targets": self.targets, "costs": self.costs}
+        lengths = {"costs": self.costs}
+        for name, tables, stages in (
+            ("microbatches", self.inputs, self.layout.source_stages),
+            ("targets", self.targets, self.layout.loss_stages),
+        ):
+            only = len(stages) == 1
+            lengths.update({name if only else f"{name}[{s}]": t for s, t in tables.items()})
         lengths.update({f"stage_kwargs[{s}]": items for s, items in self.kwargs.items()})
         if not isinstance(self.loss_reduction, str):
             lengths["loss_reduction"] = self.loss_reduction
@@ -290,6 +253,7 @@ class StepRequest:
         digest = hashlib.sha256(" ".join(self.order).encode()).hexdigest()[:12]
         return {
             "lengths": lengths,
+            "sources": sorted(self.inputs),
             "costs": self.costs,
             "options": {
                 "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
@@ -325,11 +289,11 @@ class StepRequest:
         return bool(split_backward)
 
     def _check_training(self):
-        if self.layout.loss_stage in self.own_stages and not self.forward_only:
-            if self.loss_fn is None:
+        for stage in self.layout.loss_stages:
+            if stage in self.own_stages and not (self.forward_only or stage in self._loss_fns):
                 raise ValueError(
-                    "loss_fn is None on the rank of the last stage; training needs one. Pass "
-                    "loss_fn, or forward_only=True."
+                    f"loss_fn is None on the rank of {self._name_of_loss_stage(stage)}; training "
+                    "needs one. Pass loss_fn, or forward_only=True."
                 )
         if not self.forward_only and (
             not torch.is_grad_enabled() or torch.is_inference_mode_enabled()
@@ -339,47 +303,13 @@ class StepRequest:
                 "be trained. Leave that context, or pass forward_only=True."
             )
 
-    def _draw_inputs(self, microbatches):
-        if isinstance(microbatches, Mapping):
-            if set(microbatches) != {0}:
-                raise ValueError(
-                    f"microbatches is given for stages {sorted(microbatches, key=str)}; the one "
-                    "source stage is 0."
-                )
-            microbatches = microbatches[0]
-        inputs = draw("microbatches", microbatches, self.num_microbatches)
-        if inputs is None:
-            return None
-        if not inputs:
-            raise ValueError("microbatches is empty; a step needs at least one.")
-        return [_check_input(index, value) for index, value in enumerate(inputs)]
+    def loss_fn_of(self, stage):
+        """The stage's loss function; None: not a loss stage, or outputs alone are wanted."""
+        return self._loss_fns.get(stage)
 
-    def _draw_kwargs(self, stage_kwargs):
-        if stage_kwargs is None:
-            return {}
-        if not isinstance(stage_kwargs, Mapping):
-            raise TypeError(
-                f"stage_kwargs is a {type(stage_kwargs).__name__}; pass {{stage_index: sequence "
-                "of dict}."
-            )
-        drawn = {}
-        for stage, items in stage_kwargs.items():
-            if stage not in range(self.layout.num_stages):
-                raise ValueError(
-                    f"stage_kwargs names stage {stage!r}; the stages are 0 to "
-                    f"{self.layout.num_stages - 1}."
-                )
-            items = draw(f"stage_kwargs[{stage}]", items, self.num_microbatches)
-            for index, item in enumerate(items or ()):
-                if not isinstance(item, Mapping):
-                    raise TypeError(
-                        f"stage_kwargs[{stage}][{index}] is a {type(item).__name__}; it must be a "
-                        "dict of keyword arguments."
-                    )
-            if items is not None:
-                drawn[stage] = items
-        return drawn
-
+    def _name_of_loss_stage(self, stage):
+        stages = self.layout.loss_stages
+        return "the last stage" if stages == (self.layout.num_stages - 1,) else f"stage {stage}"
 
 def _plain(value):
     """A value that another process can compare: lists for sequences of ints."""

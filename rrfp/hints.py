@@ -1,8 +1,9 @@
 """Hints: which task a rank prefers when several are ready.
 
 By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``bfw``, ``fb``, ``b-priority``, ``f-priority``,
-``zb-h1``. Or a user's own order: a list of the task texts of all ranks (each rank takes its own,
-as they stand), ``{rank: [texts]}``, or a schedule file of torch's (``schedule_csv.py``).
+``zb-h1``, ``interleaved``, ``zbv``. Or a user's own order: a list of the task texts of all ranks
+(each rank takes its own, as they stand), ``{rank: [texts]}``, or a schedule file of torch's
+(``schedule_csv.py``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,9 @@ from rrfp import _C
 from rrfp.schedule_csv import is_schedule, read_schedule
 from rrfp.tasks import Task
 
-NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1")
+NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1",
+         "interleaved", "zbv")
 SPLIT_HINTS = ("bfw", "zb-h1", "zbv")  # rank W tasks, so backwards are split
-_LATER = ("interleaved", "zbv")
 
 
 def normalise_hint(hint, rank_of_stage=None):
@@ -31,8 +32,6 @@ def normalise_hint(hint, rank_of_stage=None):
     if isinstance(hint, str):
         if hint in NAMES:
             return hint, []
-        if hint in _LATER:
-            raise ValueError(f"hint {hint!r} is not supported yet; choose one of {NAMES}.")
         raise ValueError(
             f"hint {hint!r} is not known; choose one of {NAMES}, list the tasks, or name a .csv "
             "file of torch's schedules."

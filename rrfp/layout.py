@@ -1,99 +1,151 @@
-"""Which stage lives on which rank. This version runs chains with one stage per rank."""
+"""The stages of a model, the edges between them, and the rank that each lives on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from rrfp import _C
 
-_ONE_STAGE = "several stages per rank are not supported yet; use one stage per rank"
-
 
 @dataclass(frozen=True)
 class Layout:
-    """The stages 0..num_stages-1 of a chain on ranks 0..num_ranks-1."""
+    """Stages 0..num_stages-1 on ranks 0..num_ranks-1.
+
+    Attributes:
+        edges: (source, target) pairs, ascending.
+        loss_stages: Stages whose output goes into the loss function, ascending.
+    """
 
     rank_of_stage: tuple
+    num_ranks: int
+    edges: tuple
+    loss_stages: tuple
 
     @property
     def num_stages(self):
         return len(self.rank_of_stage)
 
-    @property
-    def num_ranks(self):
-        return len(self.rank_of_stage)
+    @cached_property
+    def source_stages(self):
+        """Those that are fed with microbatches."""
+        targets = {target for _, target in self.edges}
+        return tuple(s for s in range(self.num_stages) if s not in targets)
 
     @property
-    def loss_stage(self):
-        return self.num_stages - 1
+    def source_ranks(self):
+        return sorted({self.rank_of_stage[stage] for stage in self.source_stages})
 
     @property
-    def loss_rank(self):
-        return self.rank_of_stage[-1]
+    def has_one_stage_per_rank(self):
+        return self.num_stages == self.num_ranks
 
-    @property
-    def source_rank(self):
-        return self.rank_of_stage[0]
+    def stages_of(self, rank):
+        return [stage for stage, owner in enumerate(self.rank_of_stage) if owner == rank]
 
-    def stage_of(self, rank):
-        return self.rank_of_stage.index(rank)
+    def sources_of(self, stage):
+        return [source for source, target in self.edges if target == stage]
+
+    def consumers_of(self, stage):
+        return [target for source, target in self.edges if source == stage]
 
     @property
     def directed_edges(self):
         """(source rank, target rank) of every way a message takes, sorted."""
-        ranks = self.rank_of_stage
-        pairs = {(a, b) for a, b in zip(ranks, ranks[1:]) if a != b}
-        return sorted(pairs | {(b, a) for a, b in pairs})
+        pairs = {(self.rank_of_stage[a], self.rank_of_stage[b]) for a, b in self.edges}
+        return sorted({(a, b) for x, y in pairs for a, b in ((x, y), (y, x)) if a != b})
 
+    @cached_property
     def graph(self):
-        edges = [(s, s + 1) for s in range(self.num_stages - 1)]
-        return _C.StageGraph(self.num_ranks, list(self.rank_of_stage), edges, [self.loss_stage])
+        return _C.StageGraph(self.num_ranks, list(self.rank_of_stage), list(self.edges),
+                             list(self.loss_stages))
 
 
-def make_layout(num_stages, num_ranks, placement):
+def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None):
     """The layout of ``num_stages`` stages on ``num_ranks`` ranks (None: as placement says).
 
     Raises:
-        ValueError: A placement or number of ranks that this version does not run.
+        ValueError: A rank without a stage, a cycle, an edge or stage that does not exist, a stage
+            that nobody needs; by name.
+        TypeError: Edges that are no pairs of ints, or loss stages that are no ints.
     """
-    if placement in ("loop", "v"):
-        rank_of_stage = tuple(range(num_stages))
-    elif isinstance(placement, str) or not isinstance(placement, Sequence):
-        raise ValueError(f"placement is {placement!r}; use 'loop', 'v' or a list of ranks.")
-    else:
-        rank_of_stage = tuple(placement)
-        if len(rank_of_stage) != num_stages:
+    rank_of_stage, num_ranks = _place(num_stages, num_ranks, placement)
+    edges = _normalise_edges(edges, num_stages)
+    sources = {source for source, _ in edges}
+    if loss_stages is None:
+        loss_stages = [stage for stage in range(num_stages) if stage not in sources]
+    layout = Layout(rank_of_stage, num_ranks, edges, _stage_indices("loss_stages", loss_stages))
+    try:
+        _ = layout.graph
+    except ValueError as error:
+        raise ValueError(
+            f"with edges {list(edges)} and loss_stages {list(layout.loss_stages)}, {error}."
+        ) from None
+    return layout
+
+
+def _place(num_stages, num_ranks, placement):
+    """(rank of each stage, number of ranks)."""
+    listed = None
+    if placement not in ("loop", "v"):
+        if isinstance(placement, str) or not isinstance(placement, Sequence):
+            raise ValueError(f"placement is {placement!r}; use 'loop', 'v' or a list of ranks.")
+        listed = tuple(placement)
+        if len(listed) != num_stages:
             raise ValueError(
-                f"placement lists {len(rank_of_stage)} ranks for {num_stages} stages; give one "
+                f"placement lists {len(listed)} ranks for {num_stages} stages; give one "
                 "rank per stage."
             )
-        for rank in rank_of_stage:
-            if not isinstance(rank, int) or rank < 0:
+        for rank in listed:
+            if not _is_index(rank):
                 raise ValueError(f"placement is {placement!r}; {rank!r} is not a rank.")
         if num_ranks is None:
-            num_ranks = max(rank_of_stage) + 1
+            num_ranks = max(listed) + 1
     num_ranks = num_stages if num_ranks is None else num_ranks
     if not isinstance(num_ranks, int) or num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks!r}; it must be an int of at least 1.")
-    if num_ranks < num_stages:
-        raise ValueError(
-            f"there are {num_stages} stages for num_ranks {num_ranks} (placement "
-            f"{placement!r}), but {_ONE_STAGE}."
-        )
     if num_ranks > num_stages:
         raise ValueError(
             f"there are {num_stages} stages for num_ranks {num_ranks} (placement {placement!r}); "
             "a rank would have no stage. Split the model further or use fewer ranks."
         )
-    if sorted(rank_of_stage) != list(range(num_ranks)):
-        raise ValueError(f"placement is {list(rank_of_stage)}, but {_ONE_STAGE}.")
-    if rank_of_stage != tuple(range(num_stages)):
+    if listed is None:
+        period = num_ranks if placement == "loop" else 2 * num_ranks
+        listed = tuple(min(s % period, 2 * num_ranks - 1 - s % period) for s in range(num_stages))
+    if set(listed) != set(range(num_ranks)):
         raise ValueError(
-            f"placement is {list(rank_of_stage)}; stages in another order than the ranks are not "
-            "supported yet: stage s must be on rank s."
+            f"placement puts the stages on ranks {list(listed)}, but each of the ranks 0 to "
+            f"{num_ranks - 1} must have one."
         )
-    return Layout(rank_of_stage)
+    return listed, num_ranks
+
+
+def _is_index(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _stage_indices(name, stages):
+    if isinstance(stages, (str, Mapping)) or not hasattr(stages, "__iter__"):
+        raise TypeError(f"{name} is {stages!r}; pass a list of stage indices.")
+    stages = list(stages)
+    for stage in stages:
+        if not _is_index(stage):
+            raise TypeError(f"{name} lists {stage!r}; it must be the index of a stage.")
+    return tuple(sorted(set(stages)))
+
+
+def _normalise_edges(edges, num_stages):
+    if edges is None:
+        return tuple((s, s + 1) for s in range(num_stages - 1))
+    if isinstance(edges, (str, Mapping)) or not hasattr(edges, "__iter__"):
+        raise TypeError(f"edges is {edges!r}; pass a list of (source stage, target stage).")
+    pairs = []
+    for edge in edges:
+        if not isinstance(edge, Sequence) or len(edge) != 2 or not all(map(_is_index, edge)):
+            raise TypeError(f"edges lists {edge!r}; it must be (source stage, target stage).")
+        pairs.append(tuple(edge))
+    return tuple(sorted(pairs))
 
 
 def stage_table(stages, default_stage=0):
@@ -140,6 +192,22 @@ def check_transport(transport, names):
         raise ValueError(
             f"transport is {transport!r}; here this version has {' and '.join(names)}."
         )
+
+
+def check_fits_devices(layout, devices):
+    """Refuse on GPUs (``devices`` is not None) what has not been tried there.
+
+    Raises:
+        ValueError: Several stages on a rank, or no chain.
+    """
+    chain = tuple((s, s + 1) for s in range(layout.num_stages - 1))
+    if devices is None or (layout.has_one_stage_per_rank and layout.edges == chain):
+        return
+    raise ValueError(
+        f"{layout.num_stages} stages on {layout.num_ranks} ranks with edges {list(layout.edges)}: "
+        "on GPUs only chains with one stage per rank are supported yet. Use as many ranks as "
+        "stages and leave edges at None, or keep the stages on the CPU."
+    )
 
 
 def check_modules(table):

@@ -24,7 +24,12 @@ def limits_per_rank(max_in_flight, layout):
                 f"{_CHOICES}."
             )
         extra = int(match.group(1) or 0)
-        limits = [num_ranks - layout.stage_of(rank) + extra for rank in range(num_ranks)]
+        if not layout.has_one_stage_per_rank:
+            raise ValueError(
+                f"max_in_flight is {max_in_flight!r}, which counts one stage per rank, but there "
+                f"are {layout.num_stages} stages on {num_ranks} ranks; pass an int or a list."
+            )
+        limits = [num_ranks - layout.stages_of(r)[0] + extra for r in range(num_ranks)]
     elif isinstance(max_in_flight, (list, tuple)):
         limits = max_in_flight
         if len(limits) != num_ranks:

@@ -1,12 +1,5 @@
 """The public surface: ``Pipeline`` and ``run_pipeline``."""
 
-import logging
-import os
-import threading
-from collections.abc import Mapping
-
-import torch
-
 from rrfp.agreement_group import resolve_groups
 from rrfp.arguments import (
     StepRequest,
@@ -15,27 +8,9 @@ from rrfp.arguments import (
     is_timeout,
     refuse_unsupported,
 )
-from rrfp.device import same_kind_devices, stage_device
-from rrfp.layout import (
-    check_modules,
-    check_stages_complete,
-    check_transport,
-    make_layout,
-    stage_table,
-)
-from rrfp.process_session import open_process_session
-from rrfp.session import LocalSession, check_not_forked
-from rrfp.session_cache import CacheEntry
-
-logger = logging.getLogger("rrfp")
+from rrfp.session_cache import cached_session, open_session, shape_of
 
 _SET_UP_TIMEOUT_S = 600.0
-
-
-def _distributed():
-    """torch.distributed when it has been initialised, else None."""
-    dist = torch.distributed
-    return dist if dist.is_available() and dist.is_initialized() else None
 
 
 class Pipeline:
@@ -48,8 +23,11 @@ class Pipeline:
     Args:
         stages: A list of all stages; or ``{stage_index: module}`` that this rank owns; or, under
             ``torch.distributed``, one module, this rank's only stage.
-        edges, loss_stages, tied: Not supported yet.
-        placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
+        edges: (source stage, target stage) pairs. Default: a chain.
+        loss_stages: Stages whose output goes into a loss. Default: those without consumers.
+        tied: Not supported yet.
+        placement: ``"loop"`` (stage s on rank s mod ranks), ``"v"`` (there and back) or the rank
+            of each stage.
         num_ranks: Ranks in one process. Default: one per stage.
         group, agreement_group, transport: As for ``run_pipeline``.
         set_up_timeout_s: How long to wait for the other ranks.
@@ -82,11 +60,12 @@ class Pipeline:
         transport="auto",
         set_up_timeout_s=_SET_UP_TIMEOUT_S,
     ):
-        refuse_unsupported({"edges": edges, "loss_stages": loss_stages, "tied": tied})
+        refuse_unsupported({"tied": tied})
         check_timeout("set_up_timeout_s", set_up_timeout_s)
         group, agreement_group = resolve_groups(group, agreement_group)
-        self._modules, self._session = _open_session(
-            stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
+        self._modules, self._session = open_session(
+            stages, shape_of(placement, edges, loss_stages), num_ranks, group, agreement_group,
+            transport, set_up_timeout_s,
         )
 
     def step(
@@ -208,14 +187,18 @@ def run_pipeline(
         stages: A list of all stages; or ``{stage_index: module}`` that this rank owns; or, under
             ``torch.distributed``, one module, this rank's only stage. A stage is called with its
             boundary value: a tuple becomes positional arguments, anything else is one argument.
-        microbatches: One input per microbatch on the rank of stage 0, None elsewhere. An
+        microbatches: One input per microbatch on the ranks of source stages (of a chain: stage
+            0), None elsewhere; ``{stage: inputs}`` where source stages get different ones. An
             iterator is drawn in full before anything runs, and needs ``num_microbatches``.
-        targets: One per microbatch, on the rank of the last stage.
-        loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics).
+        targets: One per microbatch on the ranks of loss stages (of a chain: the last), or
+            ``{stage: targets}``.
+        loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics);
+            or one for each loss stage, ``{stage: loss_fn}``.
         num_microbatches: Checked against what was given; other ranks learn it by themselves.
         stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
         hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"bfw"``, ``"fb"``,
-            ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, or an order of your own: the task
+            ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, ``"interleaved"``,
+            ``"zbv"``, or an order of your own: the task
             texts of all ranks, or a schedule of torch's (a ``.csv`` path, or its text).
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
@@ -237,8 +220,11 @@ def run_pipeline(
         return_outputs: Return the last stage's outputs, detached.
         broadcast_loss: Return the losses on every rank.
         forward_only: Run forwards alone, without gradients; train or eval mode stays.
-        edges, loss_stages, tied: Not supported yet.
-        placement: ``"loop"``, ``"v"`` or the rank of each stage; one stage per rank for now.
+        edges: (source stage, target stage) pairs. Default: a chain.
+        loss_stages: Stages whose output goes into a loss. Default: those without consumers.
+        tied: Not supported yet.
+        placement: ``"loop"`` (stage s on rank s mod ranks), ``"v"`` (there and back) or the rank
+            of each stage.
         num_ranks: Ranks in one process. Default: one per stage.
         group: The process group of the pipeline, or a DeviceMesh with a dimension "pp". Default:
             the world.
@@ -276,10 +262,12 @@ def run_pipeline(
     # A wrong time-out is refused below, on every rank alike.
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
     group, agreement_group = resolve_groups(group, agreement_group)
-    session, modules = _cached_session(
-        stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
+    session, modules = cached_session(
+        stages, shape_of(placement, edges, loss_stages), num_ranks, group, agreement_group,
+        transport, set_up_timeout_s,
     )
-    for name in ("stages", "placement", "num_ranks", "group", "agreement_group", "transport"):
+    for name in ("stages", "placement", "edges", "loss_stages", "num_ranks", "group",
+                 "agreement_group", "transport"):
         del arguments[name]
     return _run_step(session, modules, arguments)
 
@@ -293,88 +281,3 @@ def _run_step(session, modules, options):
         session.refuse(error, options["stall_timeout_s"])
         raise
     return session.run(modules, request)
-
-
-def _lives_here(stages):
-    return _distributed() is None or isinstance(stages, (list, tuple, torch.nn.ModuleList))
-
-
-def _check_launch(stages):
-    """All stages in one process, though a launcher started several: a mistake, or worth a word."""
-    num_processes = os.environ.get("WORLD_SIZE", "1")
-    if not num_processes.isdigit() or int(num_processes) < 2:
-        return
-    if _distributed() is None and not isinstance(stages, (list, tuple, torch.nn.ModuleList)):
-        raise ValueError(
-            f"this process is one of {num_processes} (WORLD_SIZE), but torch.distributed is not "
-            "initialised; call torch.distributed.init_process_group() before rrfp. For a pipeline "
-            "of its own in every process, pass the list of all stages."
-        )
-    logger.warning(
-        "stages is a list, so each of the %s processes (WORLD_SIZE) runs a whole pipeline of its "
-        "own; for one pipeline over all of them, initialise torch.distributed and pass this "
-        "rank's stage as a module or {stage_index: module}.", num_processes,
-    )
-
-
-def _open_session(
-    stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
-):
-    """({stage: module} of this process, a new session)."""
-    check_not_forked()
-    if not _lives_here(stages):
-        return open_process_session(
-            stages, placement, num_ranks, group, transport, set_up_timeout_s, agreement_group
-        )
-    _check_launch(stages)
-    if agreement_group is not None:
-        raise ValueError(
-            "agreement_group is given, but all stages are in this process, where two members "
-            "would share one device and their collectives wait for each other. Run one process "
-            "per rank, or leave it at None."
-        )
-    if group is not None:
-        raise ValueError("group is given, but all stages are in this process; leave it at None.")
-    check_transport(transport, ("auto", "local"))
-    modules = stage_table(stages)
-    check_stages_complete([list(modules)])
-    layout = make_layout(len(modules), num_ranks, placement)
-    check_modules(modules)
-    devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
-    return modules, LocalSession(layout, devices)
-
-
-_cache = {}
-_cache_lock = threading.Lock()
-
-
-def _identity(stages):
-    """What makes two ``stages`` arguments the same; None for what is no such argument."""
-    if isinstance(stages, torch.nn.Module) and not isinstance(stages, torch.nn.ModuleList):
-        return ("module", id(stages))
-    if isinstance(stages, Mapping):
-        return ("dict", *((stage, id(module)) for stage, module in stages.items()))
-    if isinstance(stages, (list, tuple, torch.nn.ModuleList)):
-        return ("list", *(id(module) for module in stages))
-    return None
-
-
-def _cached_session(
-    stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
-):
-    """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
-    here = _lives_here(stages)
-    groups = (id(group), id(agreement_group))
-    key = (_identity(stages), repr(placement), repr(num_ranks), groups, repr(transport), here)
-    joined = None if here else group if group is not None else _distributed().group.WORLD
-    with _cache_lock:
-        entry = _cache.get(key)
-        modules = entry.modules(joined) if entry is not None else None
-        if modules is None:
-            for stale in [k for k, e in _cache.items() if not e.is_usable()]:
-                del _cache[stale]
-            modules, session = _open_session(
-                stages, placement, num_ranks, group, agreement_group, transport, set_up_timeout_s
-            )
-            entry = _cache[key] = CacheEntry(session, modules, joined)
-        return entry.session, modules

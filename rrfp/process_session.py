@@ -14,6 +14,7 @@ from rrfp.arguments import is_timeout
 from rrfp.device import Launcher, join_devices, same_kind_devices, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.layout import (
+    check_fits_devices,
     check_modules,
     check_stages_complete,
     check_transport,
@@ -22,7 +23,7 @@ from rrfp.layout import (
 )
 from rrfp.modes import CallerModes
 from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
-from rrfp.session import Session, step_result
+from rrfp.session import Session, of_loss_stages, step_result
 from rrfp.settings import SETTINGS
 
 logger = logging.getLogger("rrfp")
@@ -35,7 +36,7 @@ _ANSWER_GRACE_S = 5.0
 
 
 def open_process_session(
-    stages, placement, num_ranks, group, transport, set_up_timeout_s, agreement_group=None
+    stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group=None
 ):
     """({stage: module} of this rank, a session joined to all ranks of the group).
 
@@ -49,7 +50,7 @@ def open_process_session(
     if agreement_group is not None:
         agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
     listener = None
-    card = {"placement": repr(placement), "error": None}
+    card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
     card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
     modules, cause = None, None
     try:
@@ -72,7 +73,7 @@ def open_process_session(
         card["error"] = (type(error).__name__, str(error))
     cards = rendezvous.exchange(card)
     try:
-        layout, devices = _lay_out(cards, member, placement, transport)
+        layout, devices = _lay_out(cards, member, shape, transport)
     except (ValueError, TypeError) as error:
         if agreement is not None:
             agreement.withdraw(error)
@@ -88,14 +89,15 @@ def open_process_session(
     )
 
 
-def _lay_out(cards, member, placement, transport):
+def _lay_out(cards, member, shape, transport):
     """(layout, device of each stage or None) by all ranks' cards; every rank fails alike."""
-    check_cards(cards)
+    check_cards(cards, shape)
     stages_of_rank = [card["stages"] for card in cards]
     check_stages_complete(stages_of_rank)
-    layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, placement)
+    layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, **shape)
     _check_placement(stages_of_rank, layout)
     devices = same_kind_devices({s: d for card in cards for s, d in card["devices"].items()})
+    check_fits_devices(layout, devices)
     _check_channel(transport, devices)
     if devices is not None and any(card["agreement"] != "none" for card in cards):
         raise ValueError(
@@ -134,11 +136,13 @@ def _form_agreement(agreement, rendezvous, stages):
 
 
 def _check_placement(stages_of_rank, layout):
+    owner = {stage: rank for rank, stages in enumerate(stages_of_rank) for stage in stages}
+    owners = [owner[stage] for stage in range(layout.num_stages)]
     for rank, stages in enumerate(stages_of_rank):
-        if stages != [layout.stage_of(rank)]:
+        if stages != layout.stages_of(rank):
             raise ValueError(
-                f"rank {rank} has stages {stages}, but the placement puts stage "
-                f"{layout.stage_of(rank)} there; stage s must be on rank s for now."
+                f"rank {rank} has stages {stages}, but the placement puts stages "
+                f"{layout.stages_of(rank)} there; pass those, or placement={owners}."
             )
 
 
@@ -200,7 +204,7 @@ class ProcessSession(Session):
             self.counter += 1
             failure.rank_step = rank_step
             rank_step.run(other_thread=False)
-            self._learn(rank_step.stage_step)
+            self._learn(rank_step)
             result = step_result([rank_step], self.layout, request)
             self._finish(request, result)
         return result
@@ -279,22 +283,32 @@ class ProcessSession(Session):
         runtime = self._runtime
         while not runtime.wait_sends(_FINISH_SLICE_MS):
             pass
-        losses = None
+        losses = {}
         if request.broadcast_loss and result.losses is not None:
-            losses = [(str(loss.dtype).removeprefix("torch."), loss.item())
-                      for loss in result.losses]
+            tables = result.losses
+            if not isinstance(tables, dict):
+                tables = {self.layout.loss_stages[0]: tables}
+            losses = {
+                stage: [(str(loss.dtype).removeprefix("torch."), loss.item()) for loss in table]
+                for stage, table in tables.items()
+            }
         if runtime.rank == 0:
             for peer in range(1, runtime.num_ranks):
-                said = self._recv(peer)
-                losses = said if said is not None else losses
+                losses.update(self._recv(peer))
             body = pickle.dumps(losses)
             for peer in range(1, runtime.num_ranks):
                 runtime.send_control(peer, body)
         else:
             runtime.send_control(0, pickle.dumps(losses))
             losses = self._recv(0)
-        if request.broadcast_loss and result.losses is None and losses is not None:
-            result.losses = [torch.tensor(x, dtype=getattr(torch, dtype)) for dtype, x in losses]
+        if request.broadcast_loss and losses:
+            own = result.losses if isinstance(result.losses, dict) else {}
+            if result.losses is None or own:
+                result.losses = of_loss_stages({
+                    stage: own[stage] if stage in own else
+                    [torch.tensor(x, dtype=getattr(torch, dtype)) for dtype, x in losses[stage]]
+                    for stage in sorted(losses)
+                }, self.layout)
 
     def _recv(self, peer):
         while True:

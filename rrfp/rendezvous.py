@@ -142,7 +142,7 @@ class Rendezvous:
         return pickle.loads(self._store.get(key))
 
 
-def check_cards(cards):
+def check_cards(cards, shape):
     """Refuse ranks that cannot form a pipeline.
 
     Raises:
@@ -155,7 +155,7 @@ def check_cards(cards):
             raise kind(f"rank {rank}: {text}")
     for name, words in (
         ("version", "versions of rrfp; install the same one everywhere"),
-        ("placement", "values of placement; pass the same one on every rank"),
+        *((name, f"values of {name}; pass the same one on every rank") for name in shape),
         ("agreement", "agreement groups; give one of the same size to every rank, or none"),
     ):
         for rank, card in enumerate(cards):

@@ -102,6 +102,8 @@ class StepReport:
 class StepResult:
     """What a step returned; lists are in the caller's order of microbatches.
 
+    With several loss stages, ``{stage: list}`` of those of this process in the place of a list.
+
     Attributes:
         losses: Detached losses before weights and scale, on the rank of the loss stage; None
             elsewhere unless ``broadcast_loss``.
@@ -110,9 +112,9 @@ class StepResult:
         report: A ``StepReport``.
     """
 
-    losses: list | None
-    metrics: list | None
-    outputs: list | None
+    losses: list | dict | None
+    metrics: list | dict | None
+    outputs: list | dict | None
     report: StepReport
 
 

@@ -112,15 +112,16 @@ class Session:
             view["traits"] = {s: self._traits.traits(s, m) for s, m in modules.items()}
         return view
 
-    def _learn(self, stage_step):
-        """Remember for later steps what a training step showed about a stage."""
-        if stage_step.buffers is not None and not stage_step.forward_only:
-            is_fused = stage_step.fused_because is not None
-            self._traits.learn(
-                stage_step.stage,
-                is_fused if is_fused or stage_step.has_split else None,
-                stage_step.buffers.has_changed,
-            )
+    def _learn(self, rank_step):
+        """Remember for later steps what a training step showed about a rank's stages."""
+        for stage_step in rank_step.stage_steps.values():
+            if stage_step.buffers is not None and not stage_step.forward_only:
+                is_fused = stage_step.fused_because is not None
+                self._traits.learn(
+                    stage_step.stage,
+                    is_fused if is_fused or stage_step.has_split else None,
+                    stage_step.buffers.has_changed,
+                )
 
     def _plan(self, decision):
         plan = self._plans.get(decision)
@@ -134,13 +135,15 @@ class Session:
         return plan
 
     def _stage_step(self, stage, module, request, decision, modes):
-        loss_rule = None
-        if stage == self.layout.loss_stage:
-            factors = [weight * request.grad_scale for weight in decision.weights]
-            loss_rule = LossRule(request.loss_fn, factors)
+        loss_rule = LossRule(
+            stage in self.layout.loss_stages,
+            request.loss_fn_of(stage),
+            [weight * request.grad_scale for weight in decision.weights],
+        )
         return StageStep(
             stage,
             module,
+            (self.layout.sources_of(stage), self.layout.consumers_of(stage)),
             request.given_to(stage),
             loss_rule,
             decision.num_microbatches,
@@ -153,33 +156,40 @@ class Session:
         )
 
     def _rank_step(self, runtime, modules, request, decision, modes, launcher=None):
-        stage = self.layout.stage_of(runtime.rank)
-        stage_step = self._stage_step(stage, modules[stage], request, decision, modes)
+        stage_steps = {
+            stage: self._stage_step(stage, modules[stage], request, decision, modes)
+            for stage in self.layout.stages_of(runtime.rank)
+        }
         timeout_ms = max(1, int(1000 * request.stall_timeout_s))
         plan = self._plan(decision)
         random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
         return RankStep(
-            runtime, plan, self.layout, stage_step, modes, random, self._step, timeout_ms,
+            runtime, plan, self.layout, stage_steps, modes, random, self._step, timeout_ms,
             self._decisions[runtime.rank], launcher,
         )
 
 
 def step_result(rank_steps, layout, request):
-    stage_steps = [rank_step.stage_step for rank_step in rank_steps]
-    fused = {s.stage: s.fused_because for s in stage_steps if s.fused_because is not None}
+    stage_steps = {s: step for rank_step in rank_steps for s, step in rank_step.stage_steps.items()}
+    fused = {s: t.fused_because for s, t in stage_steps.items() if t.fused_because is not None}
     report = StepReport(tuple(rank_report(rank_step) for rank_step in rank_steps), fused)
-    for rank_step in rank_steps:
-        stage_step = rank_step.stage_step
-        if stage_step.stage == layout.loss_stage:
-            has_loss = request.loss_fn is not None
-            has_metrics = any(m is not None for m in stage_step.metrics)
-            return StepResult(
-                losses=stage_step.losses if has_loss else None,
-                metrics=stage_step.metrics if has_metrics else None,
-                outputs=stage_step.outputs if request.return_outputs else None,
-                report=report,
-            )
-    return StepResult(losses=None, metrics=None, outputs=None, report=report)
+    here = {stage: stage_steps[stage] for stage in layout.loss_stages if stage in stage_steps}
+    with_metrics = {s: t.metrics for s, t in here.items() if any(m is not None for m in t.metrics)}
+    with_loss = {s: t.losses for s, t in here.items() if request.loss_fn_of(s) is not None}
+    outputs = {s: t.outputs for s, t in here.items()} if request.return_outputs else {}
+    return StepResult(
+        losses=of_loss_stages(with_loss, layout),
+        metrics=of_loss_stages(with_metrics, layout),
+        outputs=of_loss_stages(outputs, layout),
+        report=report,
+    )
+
+
+def of_loss_stages(tables, layout):
+    """A result's list of the one loss stage, ``{stage: list}`` of several, or None."""
+    if not tables:
+        return None
+    return tables if len(layout.loss_stages) > 1 else next(iter(tables.values()))
 
 
 class LocalSession(Session):
@@ -194,7 +204,7 @@ class LocalSession(Session):
         if devices is None:
             self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         else:
-            by_rank = [devices[layout.stage_of(rank)] for rank in range(layout.num_ranks)]
+            by_rank = [devices[layout.stages_of(rank)[0]] for rank in range(layout.num_ranks)]
             self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
             self._streams = LocalStreams(by_rank)
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
@@ -232,7 +242,7 @@ class LocalSession(Session):
         if errors:
             self._raise_first(rank_steps, errors)
         for rank_step in rank_steps:
-            self._learn(rank_step.stage_step)
+            self._learn(rank_step)
         return step_result(rank_steps, self.layout, request)
 
     def _own_runtimes(self):

@@ -1,9 +1,97 @@
-"""What run_pipeline keeps of a session between its calls."""
+"""Where sessions come from: opened for a ``Pipeline``, kept and found again for ``run_pipeline``.
 
+The cache holds modules and process groups weakly: it never keeps a model alive.
+"""
+
+import logging
+import os
+import threading
 import weakref
+from collections.abc import Mapping
+
+import torch
+
+from rrfp.device import same_kind_devices, stage_device
+from rrfp.layout import (
+    check_fits_devices,
+    check_modules,
+    check_stages_complete,
+    check_transport,
+    make_layout,
+    stage_table,
+)
+from rrfp.process_session import open_process_session
+from rrfp.session import LocalSession, check_not_forked
+
+logger = logging.getLogger("rrfp")
 
 
-class CacheEntry:
+def _distributed():
+    """torch.distributed when it has been initialised, else None."""
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _lives_here(stages):
+    return _distributed() is None or isinstance(stages, (list, tuple, torch.nn.ModuleList))
+
+
+def _check_launch(stages):
+    """All stages in one process, though a launcher started several: a mistake, or worth a word."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if not num_processes.isdigit() or int(num_processes) < 2:
+        return
+    if _distributed() is None and not isinstance(stages, (list, tuple, torch.nn.ModuleList)):
+        raise ValueError(
+            f"this process is one of {num_processes} (WORLD_SIZE), but torch.distributed is not "
+            "initialised; call torch.distributed.init_process_group() before rrfp. For a pipeline "
+            "of its own in every process, pass the list of all stages."
+        )
+    logger.warning(
+        "stages is a list, so each of the %s processes (WORLD_SIZE) runs a whole pipeline of its "
+        "own; for one pipeline over all of them, initialise torch.distributed and pass this "
+        "rank's stage as a module or {stage_index: module}.", num_processes,
+    )
+
+
+def shape_of(placement, edges, loss_stages):
+    """The arguments that every rank must give alike when a pipeline is set up; drawn once."""
+    if edges is not None and not isinstance(edges, (str, Mapping)) and hasattr(edges, "__iter__"):
+        edges = list(edges)
+    if loss_stages is not None and hasattr(loss_stages, "__iter__"):
+        loss_stages = list(loss_stages)
+    return {"placement": placement, "edges": edges, "loss_stages": loss_stages}
+
+
+def open_session(
+    stages, shape, num_ranks, group, agreement_group, transport, set_up_timeout_s
+):
+    """({stage: module} of this process, a new session)."""
+    check_not_forked()
+    if not _lives_here(stages):
+        return open_process_session(
+            stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group
+        )
+    _check_launch(stages)
+    if agreement_group is not None:
+        raise ValueError(
+            "agreement_group is given, but all stages are in this process, where two members "
+            "would share one device and their collectives wait for each other. Run one process "
+            "per rank, or leave it at None."
+        )
+    if group is not None:
+        raise ValueError("group is given, but all stages are in this process; leave it at None.")
+    check_transport(transport, ("auto", "local"))
+    modules = stage_table(stages)
+    check_stages_complete([list(modules)])
+    layout = make_layout(len(modules), num_ranks, **shape)
+    check_modules(modules)
+    devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
+    check_fits_devices(layout, devices)
+    return modules, LocalSession(layout, devices)
+
+
+class _CacheEntry:
     """A session, its modules and process group weakly: when one goes, the session is closed."""
 
     def __init__(self, session, modules, group):
@@ -30,3 +118,39 @@ def _close_orphan(session_reference):
     session = session_reference()
     if session is not None:
         session.close("a stage was deleted")
+
+
+_cache = {}
+_cache_lock = threading.Lock()
+
+
+def _identity(stages):
+    """What makes two ``stages`` arguments the same; None for what is no such argument."""
+    if isinstance(stages, torch.nn.Module) and not isinstance(stages, torch.nn.ModuleList):
+        return ("module", id(stages))
+    if isinstance(stages, Mapping):
+        return ("dict", *((stage, id(module)) for stage, module in stages.items()))
+    if isinstance(stages, (list, tuple, torch.nn.ModuleList)):
+        return ("list", *(id(module) for module in stages))
+    return None
+
+
+def cached_session(
+    stages, shape, num_ranks, group, agreement_group, transport, set_up_timeout_s
+):
+    """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
+    here = _lives_here(stages)
+    groups = (id(group), id(agreement_group))
+    key = (_identity(stages), repr(shape), repr(num_ranks), groups, repr(transport), here)
+    joined = None if here else group if group is not None else _distributed().group.WORLD
+    with _cache_lock:
+        entry = _cache.get(key)
+        modules = entry.modules(joined) if entry is not None else None
+        if modules is None:
+            for stale in [k for k, e in _cache.items() if not e.is_usable()]:
+                del _cache[stale]
+            modules, session = open_session(
+                stages, shape, num_ranks, group, agreement_group, transport, set_up_timeout_s
+            )
+            entry = _cache[key] = _CacheEntry(session, modules, joined)
+        return entry.session, modules

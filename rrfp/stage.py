@@ -1,7 +1,7 @@
 """One stage in one step: its tables by microbatch, and how its tasks run.
 
-Nothing here waits, sends or chooses; ``worker.py`` calls ``forward`` and ``backward`` in
-whatever order the runtime decides.
+Nothing here waits, sends or chooses; ``worker.py`` calls ``run`` with tasks in whatever order the
+runtime decides.
 """
 
 import weakref
@@ -65,13 +65,15 @@ class StageInputs:
 
 @dataclass
 class LossRule:
-    """How a loss stage computes its loss and how its gradient begins.
+    """How a stage's losses are computed and how their gradients begin.
 
     Attributes:
+        is_loss_stage: Whether its output goes into ``loss_fn``.
         loss_fn: ``loss_fn(output, target)``, or None when outputs alone are wanted.
         factors: Per microbatch, what d(loss) is multiplied with: weight times grad_scale.
     """
 
+    is_loss_stage: bool
     loss_fn: object
     factors: list = field(default_factory=list)
 
@@ -79,13 +81,14 @@ class LossRule:
 class StageStep:
     """A stage's tasks in one step; used by its rank's worker only."""
 
-    def __init__(self, stage, module, given, loss_rule, num_microbatches, modes, forward_only,
-                 return_outputs, device, deterministic=False, in_order=False):
+    def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
+                 forward_only, return_outputs, device, deterministic=False, in_order=False):
         self.stage = stage
+        self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
         self.module = module
         self.given = given
-        self.loss_rule = loss_rule  # None: not a loss stage
+        self.loss_rule = loss_rule
         self.modes = modes
         self.forward_only = forward_only
         self.return_outputs = return_outputs
@@ -96,7 +99,7 @@ class StageStep:
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
         self.outputs = [None] * num_microbatches
-        self._saved = [None] * num_microbatches  # (roots, box, held) from F to B or I
+        self._saved = [None] * num_microbatches  # (roots, boxes, held) from F to B or I
         self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._anchor = torch.zeros((), device="cpu", requires_grad=True)
@@ -107,18 +110,26 @@ class StageStep:
         # _own_gradients).
         self._fresh = [p for p in module.parameters() if p.requires_grad and p.grad is None]
 
-    def forward(self, microbatch, parcel):
-        """Run F on the parcel of the stage before, None on a source stage.
+    def run(self, kind, microbatch, parcels):
+        """Run a task on what its neighbours sent: the parcels of the sources (F), the gradients
+        of the consumers (B, I), ascending by stage.
 
-        Returns the parcel for the next stage; None on a loss stage.
+        Returns (stages, parcels): what each of those stages gets. A W sends nothing.
         """
-        box = None
-        if parcel is None:
-            value = self.given.inputs[microbatch]
-        else:
-            box = self._arrive(parcel)
-            value = parcel.value()
-        args = value if type(value) is tuple else (value,)
+        if kind == "F":
+            return self.consumers, self.forward(microbatch, parcels)
+        if kind == "W":
+            self.weight_gradient(microbatch)
+            return (), ()
+        if kind == "I":
+            return self.sources, self.input_gradient(microbatch, parcels)
+        return self.sources, self.backward(microbatch, parcels)
+
+    def forward(self, microbatch, parcels):
+        """Run F; returns a parcel for each consumer."""
+        boxes = [self._arrive(parcel) for parcel in parcels]
+        values = [parcel.value() for parcel in parcels] or [self.given.inputs[microbatch]]
+        args = [a for v in values for a in (v if type(v) is tuple else (v,))]
         kwargs = self.given.kwargs[microbatch] if self.given.kwargs is not None else {}
         autocast = self.modes.autocast()
         if autocast is None:
@@ -128,28 +139,20 @@ class StageStep:
                 output, loss = self._call(microbatch, args, kwargs)
         if self.buffers is not None:
             self.buffers.look()
-        if self.loss_rule is not None:
-            self._keep_loss(microbatch, output, loss, box, args, kwargs)
-            return None
-        return self._hand_over(microbatch, output, box, args, kwargs)
+        return self._hand_over(microbatch, output, loss, boxes, args, kwargs)
 
-    def backward(self, microbatch, parcel):
-        """Run B on the gradients from the stage behind, None on a loss stage.
-
-        Returns the gradients for the stage before as a parcel; None on a source stage.
-        """
-        roots, gradients, box = self._begin_backward(microbatch, parcel)
+    def backward(self, microbatch, parcels):
+        """Run B; returns a parcel of gradients for each source."""
+        roots, gradients, boxes = self._begin_backward(microbatch, parcels)
         if roots:
             torch.autograd.backward(roots, gradients)
         del roots, gradients
-        if self.given.inputs is not None:
-            return None
-        return gradients_parcel(self._own_gradients(box))
+        return [gradients_parcel(found) for found in self._own_gradients(boxes)]
 
-    def input_gradient(self, microbatch, parcel):
+    def input_gradient(self, microbatch, parcels):
         """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
-        roots, gradients, box = self._begin_backward(microbatch, parcel)
-        anchor = None if box is None else self._anchor
+        roots, gradients, boxes = self._begin_backward(microbatch, parcels)
+        anchor = self._anchor if any(box is not None for box in boxes) else None
         half = run_input_half(roots, gradients, anchor, self.in_order)
         del roots, gradients
         self._weight_halves[microbatch] = half
@@ -157,33 +160,37 @@ class StageStep:
             self.has_split = True
         else:
             self.fused_because = half.fused_because
-        if self.given.inputs is not None:
-            return None
-        return gradients_parcel([
-            gradient.clone() if gradient is not None and half.shares_memory(gradient) else gradient
-            for gradient in self._own_gradients(box)
-        ])
+        return [
+            gradients_parcel([
+                g.clone() if g is not None and half.shares_memory(g) else g for g in found
+            ])
+            for found in self._own_gradients(boxes)
+        ]
 
     def weight_gradient(self, microbatch):
         """Run W: add what I left to the parameters' ``.grad``."""
         half, self._weight_halves[microbatch] = self._weight_halves[microbatch], None
         half.run()
 
-    def _begin_backward(self, microbatch, parcel):
-        """(outputs that get a gradient, those gradients, box) of a microbatch, taken out."""
-        roots, box, _ = self._saved[microbatch]
+    def _begin_backward(self, microbatch, parcels):
+        """(what gets a gradient, those gradients, boxes) of a microbatch, taken out."""
+        roots, loss, boxes, _ = self._saved[microbatch]
         self._saved[microbatch] = None
-        gradients = [self._seed(microbatch, roots[0])] if parcel is None else parcel.leaves
+        columns = zip(*(parcel.leaves for parcel in parcels), strict=True)
+        gradients = [_sum_of(column) for column in columns]
+        if loss is not None:
+            roots = [*roots, loss]
+            gradients.append(self._seed(microbatch, loss))
         if any(gradient is None for gradient in gradients):
-            pairs = [(r, g) for r, g in zip(roots, gradients) if g is not None]
+            pairs = [(r, g) for r, g in zip(roots, gradients, strict=True) if g is not None]
             roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
         if not self.return_outputs:
             self._forget(microbatch)
-        return roots, gradients, box
+        return roots, gradients, boxes
 
     def _call(self, microbatch, args, kwargs):
         output = self.module(*args, **kwargs)
-        if self.loss_rule is None or self.loss_rule.loss_fn is None:
+        if not self.loss_rule.is_loss_stage or self.loss_rule.loss_fn is None:
             return output, None
         targets = self.given.targets
         target = targets[microbatch] if targets is not None else None
@@ -199,22 +206,34 @@ class StageStep:
             leaves[index] = tensor
         return box
 
-    def _hand_over(self, microbatch, output, box, args, kwargs):
+    def _hand_over(self, microbatch, output, loss, boxes, args, kwargs):
+        """Keep what the backward needs; returns a parcel for each consumer."""
         tree, leaves = flatten(output)
         roots, needs_grad, handed = [], [], []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
-                if leaf.requires_grad:
+                if leaf.requires_grad and self.consumers:
                     roots.append(leaf)
                     needs_grad.append(index)
                 leaf = self._detach(microbatch, leaf, args, kwargs)
-            elif type(leaf) not in _PLAIN_TYPES:
+            elif self.consumers and type(leaf) not in _PLAIN_TYPES:
                 refuse_hidden_tensors(self.stage, leaf)
             handed.append(leaf)
+        if self.loss_rule.is_loss_stage:
+            loss = self._keep_loss(microbatch, loss)
+            if self.return_outputs:
+                self.outputs[microbatch] = Parcel(tree, list(handed)).value()
         if not self.forward_only:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
-            self._saved[microbatch] = (roots, box, tuple(handed))
-        return Parcel(tree, handed, needs_grad)
+            self._saved[microbatch] = (roots, loss, boxes, tuple(handed))
+        # Only one consumer may share the memory: another's in-place write must not reach it.
+        copies = [
+            [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in handed]
+            for _ in self.consumers[1:]
+        ]
+        return [Parcel(tree, leaves, needs_grad) for leaves in (handed, *copies)][
+            : len(self.consumers)
+        ]
 
     def _detach(self, microbatch, tensor, args, kwargs):
         """The tensor for another holder: same memory, same version counter, no graph."""
@@ -256,23 +275,17 @@ class StageStep:
     def _forget(self, microbatch):
         self._live = {a: entry for a, entry in self._live.items() if entry[0] != microbatch}
 
-    def _keep_loss(self, microbatch, output, loss, box, args, kwargs):
-        if self.loss_rule.loss_fn is not None:
-            metrics = None
-            if type(loss) is tuple and len(loss) == 2:
-                loss, metrics = loss
-            self._check_loss(microbatch, loss)
-            self.losses[microbatch] = loss.detach()
-            self.metrics[microbatch] = detach_tree(metrics)
-        tree, leaves = flatten(output)
-        handed = [
-            self._detach(microbatch, leaf, args, kwargs) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        ]
-        if self.return_outputs:
-            self.outputs[microbatch] = Parcel(tree, handed).value()
-        if not self.forward_only:
-            self._saved[microbatch] = ([loss], box, handed)
+    def _keep_loss(self, microbatch, loss):
+        """Keep what ``loss_fn`` returned; the loss alone, None where there is no loss_fn."""
+        if self.loss_rule.loss_fn is None:
+            return None
+        metrics = None
+        if type(loss) is tuple and len(loss) == 2:
+            loss, metrics = loss
+        self._check_loss(microbatch, loss)
+        self.losses[microbatch] = loss.detach()
+        self.metrics[microbatch] = detach_tree(metrics)
+        return loss
 
     def _check_loss(self, microbatch, loss):
         if not isinstance(loss, torch.Tensor):
@@ -300,25 +313,36 @@ class StageStep:
         factor = self.loss_rule.factors[microbatch]
         return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
 
-    def _own_gradients(self, box):
-        """The captured input gradients, none of which shares memory with a parameter's ``.grad``.
+    def _own_gradients(self, boxes):
+        """By source: the captured gradients, none in the memory of a parameter's ``.grad``.
 
         Autograd may let a parameter keep the very memory of an incoming gradient as its
         ``.grad``; the next backward would add to it while the gradient is still on its way.
         """
-        gradients = [] if box is None else [
-            None if g is None else settled(g) for g in box.gradients
+        by_source = [
+            [] if box is None else [None if g is None else settled(g) for g in box.gradients]
+            for box in boxes
         ]
-        if self._fresh:
-            taken = [p for p in self._fresh if p.grad is not None]
-            if taken:
-                self._fresh = [p for p in self._fresh if p.grad is None]
-                addresses = {storage_address(p.grad) for p in taken} - {0}
-                gradients = [
-                    g.clone() if g is not None and storage_address(g) in addresses else g
-                    for g in gradients
-                ]
-        return gradients
+        taken = [p for p in self._fresh if p.grad is not None]
+        if not taken:
+            return by_source
+        self._fresh = [p for p in self._fresh if p.grad is None]
+        addresses = {storage_address(p.grad) for p in taken} - {0}
+        return [
+            [
+                g.clone() if g is not None and storage_address(g) in addresses else g
+                for g in gradients
+            ]
+            for gradients in by_source
+        ]
+
+
+def _sum_of(gradients):
+    """Of one tensor's gradients from its consumers, in their order; None where none has any."""
+    total = None
+    for gradient in gradients:
+        total = gradient if total is None else total if gradient is None else total + gradient
+    return total
 
 
 def detach_tree(value):

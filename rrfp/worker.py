@@ -14,18 +14,18 @@ _CLAIM_TIMEOUT_MS = 60_000
 
 
 class RankStep:
-    """One rank in one step: the plan, its stage and the runtime that says what comes next.
+    """One rank in one step: the plan, its stages and the runtime that says what comes next.
 
     ``launcher`` is how a rank with a GPU launches its tasks, None on the CPU.
     """
 
     def __init__(
-        self, runtime, plan, layout, stage_step, modes, random, step, stall_timeout_ms,
+        self, runtime, plan, layout, stage_steps, modes, random, step, stall_timeout_ms,
         decisions, launcher,
     ):
         self.runtime = runtime
         self.plan = plan
-        self.stage_step = stage_step
+        self.stage_steps = stage_steps  # by stage
         self.modes = modes
         self.random = random
         self.step = step
@@ -35,9 +35,11 @@ class RankStep:
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank
-        stage = stage_step.stage
-        self._next_stage = stage + 1 if stage + 1 < layout.num_stages else None
-        self._last_stage = stage - 1 if stage > 0 else None
+        self._shares_memory_with = {  # stages that take what is posted as it is
+            stage
+            for stage, rank in enumerate(layout.rank_of_stage)
+            if rank == runtime.rank or runtime.shares_address_space
+        }
 
     def run(self, other_thread):
         """Run every task of the step.
@@ -58,10 +60,9 @@ class RankStep:
             while True:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:
-                    _, kind, microbatch = tasks[local]
                     self.decisions.add(self.step, tasks, local)
                     try:
-                        self._run_task(local, kind, microbatch)
+                        self._run_task(local, *tasks[local])
                     except (_C.StatusError, KeyboardInterrupt):
                         raise
                     except BaseException as error:
@@ -77,29 +78,22 @@ class RankStep:
         self.times = runtime.end_step()
         self.records = runtime.records()
 
-    def _run_task(self, local, kind, microbatch):
+    def _run_task(self, local, stage, kind, microbatch):
         runtime = self.runtime
-        inputs = runtime.take_inputs(local)
-        parcel = inputs[-1] if inputs else None
-        if type(parcel) is _C.Inbound:
-            parcel = decode(parcel)
-        del inputs
-        stage_step = self.stage_step
-        self.random.begin(kind, stage_step.stage, microbatch)
-        if kind == "F":
-            result, target = stage_step.forward(microbatch, parcel), self._next_stage
-        elif kind == "W":
-            result, target = stage_step.weight_gradient(microbatch), None
-        elif kind == "I":
-            result, target = stage_step.input_gradient(microbatch, parcel), self._last_stage
-        else:
-            result, target = stage_step.backward(microbatch, parcel), self._last_stage
-        if result is None:
-            return
-        if runtime.shares_address_space:
-            runtime.post_object(local, target, result)
-        else:
-            runtime.post_tensors(local, target, *encode(result))
+        parcels = runtime.take_inputs(local)
+        if kind != "F":
+            del parcels[0]  # the stage's own F or I, which sends nothing
+        for index, parcel in enumerate(parcels):
+            if type(parcel) is _C.Inbound:
+                parcels[index] = decode(parcel)
+                del parcel
+        self.random.begin(kind, stage, microbatch)
+        targets, results = self.stage_steps[stage].run(kind, microbatch, parcels)
+        for target, result in zip(targets, results, strict=True):
+            if target in self._shares_memory_with:
+                runtime.post_object(local, target, result)
+            else:
+                runtime.post_tensors(local, target, *encode(result))
 
     def _end_everywhere(self, task, error):
         """Tell every rank that a task raised an exception."""

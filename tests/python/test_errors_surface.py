@@ -77,14 +77,26 @@ def test_refusal_leaves_the_pipeline_usable():
 
 
 def test_static_output_buffer_is_refused():
+    again = threading.Event()  # the first microbatch stays in flight until the second forward
+
     class Static(torch.nn.Linear):
         kept = [torch.zeros(2, 4)]
+        calls = 0
 
         def forward(self, x):
+            self.calls += 1
+            if self.calls > 1:
+                again.set()
             return self.kept[0].copy_(super().forward(x).detach()).view(2, 4)
 
-    stages = [Static(4, 4), torch.nn.Linear(4, 4)]
+    class Slow(torch.nn.Linear):
+        def forward(self, x):
+            again.wait(10)
+            return super().forward(x)
+
     for forward_only in (False, True):
+        again.clear()
+        stages = [Static(4, 4), Slow(4, 4)]
         with pytest.raises(rrfp.StageError, match=r"same memory.*\.clone\(\)"):
             rrfp.run_pipeline(
                 stages, batch(), batch(), LOSS, hint="f-priority", forward_only=forward_only
