@@ -21,6 +21,9 @@ COMMANDS = {
     "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
     "torchrun --nproc-per-node 4 examples/train_gpt.py":
         ("test_train_job.py", "test_four_processes"),
+    "python examples/vision_text.py": ("test_vision_text.py", "test_one_process"),
+    "torchrun --nproc-per-node 3 examples/vision_text.py":
+        ("test_vision_text.py", "test_three_processes"),
     **{
         command: ("test_launch.py", f"test_{name}")
         for name, start in (("torchrun", "torchrun"), ("slurm", "export"), ("slurm", "srun"),
