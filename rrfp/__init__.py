@@ -4,6 +4,7 @@
 runs the same decisions on a virtual clock.
 """
 
+from rrfp.auxiliary_loss import aux_loss
 from rrfp.build_info import build_info
 from rrfp.errors import (
     ClosedError,
@@ -41,6 +42,7 @@ __all__ = [
     "StepResult",
     "Task",
     "TaskKind",
+    "aux_loss",
     "build_info",
     "clip_grad_norm_",
     "parse_task",

@@ -266,6 +266,7 @@ class StepRequest:
                 "seed": self.seed,
                 "microbatch_order": _plain(order),
                 "loss_reduction": self.loss_reduction,
+                "grad_scale": self.grad_scale,
                 "return_outputs": self.return_outputs,
                 "broadcast_loss": self.broadcast_loss,
                 "forward_only": self.forward_only,

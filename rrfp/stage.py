@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rrfp.auxiliary_loss import call_collecting
 from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
@@ -133,13 +134,13 @@ class StageStep:
         kwargs = self.given.kwargs[microbatch] if self.given.kwargs is not None else {}
         autocast = self.modes.autocast()
         if autocast is None:
-            output, loss = self._call(microbatch, args, kwargs)
+            output, loss, auxiliary = self._call(microbatch, args, kwargs)
         else:
             with autocast:
-                output, loss = self._call(microbatch, args, kwargs)
+                output, loss, auxiliary = self._call(microbatch, args, kwargs)
         if self.buffers is not None:
             self.buffers.look()
-        return self._hand_over(microbatch, output, loss, boxes, args, kwargs)
+        return self._hand_over(microbatch, output, loss, auxiliary, boxes, args, kwargs)
 
     def backward(self, microbatch, parcels):
         """Run B; returns a parcel of gradients for each source."""
@@ -174,13 +175,12 @@ class StageStep:
 
     def _begin_backward(self, microbatch, parcels):
         """(what gets a gradient, those gradients, boxes) of a microbatch, taken out."""
-        roots, loss, boxes, _ = self._saved[microbatch]
+        roots, losses, boxes, _ = self._saved[microbatch]
         self._saved[microbatch] = None
         columns = zip(*(parcel.leaves for parcel in parcels), strict=True)
         gradients = [_sum_of(column) for column in columns]
-        if loss is not None:
-            roots = [*roots, loss]
-            gradients.append(self._seed(microbatch, loss))
+        roots = [*roots, *losses]
+        gradients.extend(self._seed(microbatch, loss) for loss in losses)
         if any(gradient is None for gradient in gradients):
             pairs = [(r, g) for r, g in zip(roots, gradients, strict=True) if g is not None]
             roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
@@ -189,12 +189,16 @@ class StageStep:
         return roots, gradients, boxes
 
     def _call(self, microbatch, args, kwargs):
-        output = self.module(*args, **kwargs)
+        """(output, what ``loss_fn`` returned, auxiliary losses)."""
+        if self.forward_only:
+            output, auxiliary = self.module(*args, **kwargs), ()
+        else:
+            output, auxiliary = call_collecting(self.module, args, kwargs)
         if not self.loss_rule.is_loss_stage or self.loss_rule.loss_fn is None:
-            return output, None
+            return output, None, auxiliary
         targets = self.given.targets
         target = targets[microbatch] if targets is not None else None
-        return output, self.loss_rule.loss_fn(output, target)
+        return output, self.loss_rule.loss_fn(output, target), auxiliary
 
     def _arrive(self, parcel):
         """Make the parcel's leaves part of this stage's graph; None when no gradient is due."""
@@ -206,7 +210,7 @@ class StageStep:
             leaves[index] = tensor
         return box
 
-    def _hand_over(self, microbatch, output, loss, boxes, args, kwargs):
+    def _hand_over(self, microbatch, output, loss, auxiliary, boxes, args, kwargs):
         """Keep what the backward needs; returns a parcel for each consumer."""
         tree, leaves = flatten(output)
         roots, needs_grad, handed = [], [], []
@@ -225,7 +229,8 @@ class StageStep:
                 self.outputs[microbatch] = Parcel(tree, list(handed)).value()
         if not self.forward_only:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
-            self._saved[microbatch] = (roots, loss, boxes, tuple(handed))
+            losses = [*([] if loss is None else [loss]), *auxiliary]
+            self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
         # Only one consumer may share the memory: another's in-place write must not reach it.
         copies = [
             [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in handed]

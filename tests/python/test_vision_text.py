@@ -3,6 +3,7 @@
 The script compares its first steps with a plain loop and exits with 1 when they differ.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ def run(command):
 def check(done):
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     output = done.stdout
-    counts = eval(re.search(r"pictures per microbatch .*: (\[.*\])", output).group(1))
+    counts = json.loads(re.search(r"pictures per microbatch .*: (\[.*\])", output).group(1))
     assert counts[3] == counts[7] == 0 and len(set(counts)) > 4
     losses = [float(text) for text in re.findall(r"^step \d+: loss (\S+)$", output, re.MULTILINE)]
     assert losses[-1] < 0.6 * losses[0]
