@@ -1,4 +1,4 @@
-"""Auxiliary losses: what a stage adds to the loss besides its output, such as a router's balance."""
+"""Auxiliary losses: what a stage adds to the loss besides its output, such as a gate's balance."""
 
 import threading
 
