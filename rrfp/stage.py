@@ -231,14 +231,14 @@ class StageStep:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
             losses = [*([] if loss is None else [loss]), *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
-        # Only one consumer may share the memory: another's in-place write must not reach it.
+        # Only one reader may share the memory: another's in-place write must not reach it. The
+        # loss and the caller, who gets the outputs, are readers too.
+        shared = [] if self.loss_rule.is_loss_stage else [handed]
         copies = [
             [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in handed]
-            for _ in self.consumers[1:]
+            for _ in self.consumers[len(shared):]
         ]
-        return [Parcel(tree, leaves, needs_grad) for leaves in (handed, *copies)][
-            : len(self.consumers)
-        ]
+        return [Parcel(tree, leaves, needs_grad) for leaves in (*shared, *copies)]
 
     def _detach(self, microbatch, tensor, args, kwargs):
         """The tensor for another holder: same memory, same version counter, no graph."""
