@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rrfp import _C
+from rrfp.settings import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,10 @@ class Decision:
         weights: Per microbatch, what its loss counts.
         weight_in_order: W (unsplit: B) in the step's order; so are the F and the I of the stages
             in ``forward_in_order`` and ``input_in_order``.
+        waiting: Whether hint "auto" may wait for an announced task.
         seed: Of the random numbers of all tasks.
+        costs: Of the microbatches; empty if not known.
+        gathers_times: The guard wants to know at the end of the step what its tasks took.
     """
 
     num_microbatches: int
@@ -33,7 +37,10 @@ class Decision:
     weight_in_order: bool
     forward_in_order: tuple
     input_in_order: tuple
+    waiting: bool
     seed: int = field(compare=False)  # plans are the same for every seed
+    costs: tuple = field(default=(), compare=False)
+    gathers_times: bool = field(default=False, compare=False)
 
     def plan(self, layout, waiting=True):
         """The plan of the step; without ``waiting`` no rank idles for a task it prefers.
@@ -54,7 +61,7 @@ class Decision:
             self.weight_in_order,
             forward_in_order=list(self.forward_in_order),
             input_in_order=list(self.input_in_order),
-            waiting=waiting,
+            waiting=self.waiting and waiting,
         )
 
 
@@ -85,7 +92,9 @@ def decide(request, views, layout):
         weight_in_order=is_ordered,
         forward_in_order=tuple(s for s, t in traits.items() if is_ordered and t.changes_buffers),
         input_in_order=tuple(s for s, t in traits.items() if is_ordered and t.is_fused),
+        waiting=SETTINGS.waiting,
         seed=torch.initial_seed() if request.seed is None else request.seed,
+        costs=tuple(costs or ()),
     )
 
 

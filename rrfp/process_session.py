@@ -25,6 +25,7 @@ from rrfp.modes import CallerModes
 from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.session import Session, of_loss_stages, step_result
 from rrfp.settings import SETTINGS
+from rrfp.step_guard import rows
 
 logger = logging.getLogger("rrfp")
 
@@ -206,7 +207,7 @@ class ProcessSession(Session):
             rank_step.run(other_thread=False)
             self._learn(rank_step)
             result = step_result([rank_step], self.layout, request)
-            self._finish(request, result)
+            self._finish(request, result, decision, rank_step)
         return result
 
     def _launcher(self, request):
@@ -257,8 +258,7 @@ class ProcessSession(Session):
                 name, text = other["error"]
                 return name, f"rank {rank}: {text}"
         try:
-            decision = decide(request, views, self.layout)
-            self._plan(decision)
+            decision = self._guarded(decide(request, views, self.layout))
         except TypeError as error:
             return "TypeError", str(error)
         except ValueError as error:
@@ -275,7 +275,7 @@ class ProcessSession(Session):
         self._runtime.abort(_C.StatusCode.TIMED_OUT, peer, text)
         raise RankTimeoutError(text, rank=peer)
 
-    def _finish(self, request, result):
+    def _finish(self, request, result, decision, rank_step):
         """Wait until every rank has run its tasks, so that all see the step end alike.
 
         Bounded by the peers: one that dies or stalls ends this wait with its error.
@@ -292,15 +292,21 @@ class ProcessSession(Session):
                 stage: [(str(loss.dtype).removeprefix("torch."), loss.item()) for loss in table]
                 for stage, table in tables.items()
             }
+        taken = rows(rank_step) if decision.gathers_times else None
         if runtime.rank == 0:
+            taken = [taken]
             for peer in range(1, runtime.num_ranks):
-                losses.update(self._recv(peer))
+                said, of_peer = self._recv(peer)
+                losses.update(said)
+                taken.append(of_peer)
             body = pickle.dumps(losses)
             for peer in range(1, runtime.num_ranks):
                 runtime.send_control(peer, body)
         else:
-            runtime.send_control(0, pickle.dumps(losses))
+            runtime.send_control(0, pickle.dumps((losses, taken)))
             losses = self._recv(0)
+        if runtime.rank == 0 and decision.gathers_times:
+            self._guard.learn(self._unguarded_plan, decision.costs, taken)
         if request.broadcast_loss and losses:
             own = result.losses if isinstance(result.losses, dict) else {}
             if result.losses is None or own:

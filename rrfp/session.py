@@ -29,6 +29,7 @@ from rrfp.report import StepReport, StepResult, rank_report
 from rrfp.settings import SETTINGS
 from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
+from rrfp.step_guard import StepGuard, rows
 from rrfp.task_rng import StepRandom, shared_state
 from rrfp.worker import RankStep, Worker
 
@@ -60,6 +61,8 @@ class Session:
         self._step = 0
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
         self._traits = TraitsMemory()
+        self._guard = StepGuard(layout)
+        self._unguarded_plan = None  # of the current step, on the rank that decides
         self._in_step = threading.Lock()
         self._decisions = [DecisionLog() for _ in range(layout.num_ranks)]
         _open_sessions.add(self)
@@ -102,6 +105,7 @@ class Session:
             self.closed_because = reason
             _open_sessions.discard(self)
             self._end()
+            self._guard.wait(SETTINGS.close_timeout_s)
 
     def _view(self, modules, request):
         """What this process tells the other ranks about the step it asks for."""
@@ -133,6 +137,18 @@ class Session:
                 self._plans.clear()
             self._plans[decision] = plan
         return plan
+
+    def _guarded(self, decision):
+        """The decision after the guard of hint "auto" had its say; refuses what cannot be run."""
+        plan = self._plan(decision)
+        self._unguarded_plan = None
+        if not SETTINGS.guard or not plan.is_guarded or decision.forward_only:
+            return decision
+        # On GPUs the host does not see how long tasks take.
+        if self.devices is not None or self.layout.num_ranks == 1:
+            return decision
+        self._unguarded_plan = plan
+        return self._guard.decide(decision)
 
     def _stage_step(self, stage, module, request, decision, modes):
         loss_rule = LossRule(
@@ -213,7 +229,7 @@ class LocalSession(Session):
 
     def _run(self, modules, request):
         decision = decide(request, [self._view(modules, request)], self.layout)
-        self._plan(decision)  # refuses before anything starts
+        decision = self._guarded(decision)
         if self.devices is not None:
             refuse_shared_draws(modules, self.devices)
         modes = CallerModes(request.forward_only)
@@ -243,6 +259,9 @@ class LocalSession(Session):
             self._raise_first(rank_steps, errors)
         for rank_step in rank_steps:
             self._learn(rank_step)
+        if decision.gathers_times:
+            taken = [rows(rank_step) for rank_step in rank_steps]
+            self._guard.learn(self._unguarded_plan, decision.costs, taken)
         return step_result(rank_steps, self.layout, request)
 
     def _own_runtimes(self):

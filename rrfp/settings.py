@@ -17,6 +17,8 @@ class Settings:
             one, by name or beginning of a name, comma-separated, best first.
         dump_signal: RRFP_DUMP_SIGNAL, such as SIGUSR1: a process that gets it says on stderr what
             its ranks are doing. Default: none.
+        guard: RRFP_GUARD. Whether the guard of hint "auto" may return to its order.
+        waiting: RRFP_WAITING. Whether hint "auto" may wait for an announced task.
         close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
     """
 
@@ -24,6 +26,8 @@ class Settings:
     peer_timeout_s: float = 60.0
     spin_us: int = 0
     close_timeout_s: float = 5.0
+    guard: bool = True
+    waiting: bool = True
     socket_interfaces: str = ""
     dump_signal: int | None = None
 
@@ -57,6 +61,13 @@ def _signal(environment, name):
     return found
 
 
+def _switch(environment, name):
+    text = environment.get(name, "on")
+    if text not in ("on", "off"):
+        raise ValueError(f"{name} is {text!r}; it must be on or off. Unset it for on.")
+    return text == "on"
+
+
 def read_settings(environment=os.environ):
     """Settings from the variables of ``environment``."""
     default = Settings()
@@ -70,6 +81,8 @@ def read_settings(environment=os.environ):
             environment, "RRFP_CLOSE_TIMEOUT_S", float, default.close_timeout_s, 0
         ),
         dump_signal=_signal(environment, "RRFP_DUMP_SIGNAL"),
+        guard=_switch(environment, "RRFP_GUARD"),
+        waiting=_switch(environment, "RRFP_WAITING"),
         socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),
     )
 
