@@ -42,6 +42,22 @@ class SimulatedStep:
         """Task texts of a rank in the order run."""
         return [task.task for task in self.ranks[rank]]
 
+    def busy_s(self, rank):
+        """Seconds that a rank spends inside tasks."""
+        return sum(task.end_s - task.start_s for task in self.ranks[rank])
+
+    def __str__(self):
+        """A table: a row per rank, then the makespan."""
+        rows = [("rank", "first start", "last end", "busy", "peak units")]
+        for rank, tasks in enumerate(self.ranks):
+            share = self.busy_s(rank) / self.makespan_s if self.makespan_s else 1.0
+            limit = "none" if self.limit_units[rank] < 0 else self.limit_units[rank]
+            rows.append((str(rank), f"{tasks[0].start_s:g} s", f"{tasks[-1].end_s:g} s",
+                         f"{100 * share:.1f} %", f"{self.peak_units[rank]} of {limit}"))
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
+        return "\n".join([*lines, f"makespan {self.makespan_s:g} s, {self.overtakes} overtakes"])
+
 
 def simulate(
     durations,
@@ -83,6 +99,13 @@ def simulate(
         ...                      num_stages=4, num_microbatches=8, hint="1f1b", slack=0)
         >>> step.makespan_s
         33.0
+        >>> print(step)
+        rank  first start  last end    busy  peak units
+           0          0 s      33 s  72.7 %      4 of 4
+           1          1 s      31 s  72.7 %      3 of 3
+           2          2 s      29 s  72.7 %      2 of 2
+           3          3 s      27 s  72.7 %      1 of 1
+        makespan 33 s, 0 overtakes
     """
     layout = make_layout(num_stages, None, "loop")
     request = StepRequest(
