@@ -3,14 +3,13 @@
 //
 // One rank runs one task at a time, without preemption; it looks for the next task whenever one
 // of its own retires, something arrives while it is idle, or a wait for an announced task ends.
-// Events of one instant are all
-// applied before anybody chooses, ranks choose in order: the outcome is a function of the
-// plan and the model alone.
+// Events of one instant are all applied before anybody chooses, ranks choose in order: the outcome
+// is a function of the plan and the model alone.
 //
 // Engine   StepEngine, or something made from it (tests put broken ones here, to see that their
 //          checkers notice).
-// Bound    Ends when no event is left: each task retires once, each message arrives once, each
-//          announced task is waited for once.
+// Bound    Ends when no event is left: each task retires once, each message arrives once (or
+//          again), each announced task is waited for once.
 // Threads  the caller's.
 #pragma once
 
@@ -70,7 +69,8 @@ class VirtualRun {
       sender_took_ns_.emplace_back(plan_->table(rank).num_tasks(), 0);
     }
     is_busy_.assign(num_ranks, false);
-    is_touched_.assign(num_ranks, true);
+    is_touched_.assign(num_ranks, false);
+    for (std::int32_t rank = 0; rank < num_ranks; ++rank) touch(rank);
     outcome_.ranks.resize(num_ranks);
   }
 
@@ -122,7 +122,7 @@ class VirtualRun {
                                      event.at_ns);
       return;
     }
-    is_touched_[event.rank] = true;
+    touch(event.rank);
     if (event.kind == EventKind::kArrival) deliver(event);
     if (event.kind == EventKind::kRetire) retire(event);
   }
@@ -141,9 +141,9 @@ class VirtualRun {
                     .duration_ns = event.duration_ns};
       if (arrival.rank == event.rank) {
         deliver(arrival);
-        continue;
+      } else {
+        send(task, arrival);
       }
-      send(task, arrival);
     }
   }
 
@@ -159,8 +159,7 @@ class VirtualRun {
     if (!model_.again_ns) return;
     const std::int64_t again_ns = model_.again_ns(from, stage, now_ns);
     if (again_ns == kNever) return;
-    RRFP_CHECK(again_ns >= arrival.at_ns, "the output of " + to_text(from) +
-                                              " would come again before it has come");
+    RRFP_CHECK(again_ns >= arrival.at_ns, to_text(from) + " would come again before it has come");
     arrival.at_ns = again_ns;
     arrival.is_duplicate = true;
     push(arrival);
@@ -179,10 +178,16 @@ class VirtualRun {
     sender_took_ns_[event.rank][plan_->table(event.rank).local(event.target)] = event.duration_ns;
   }
 
+  void touch(std::int32_t rank) {
+    if (!is_touched_[rank]) touched_.push_back(rank);
+    is_touched_[rank] = true;
+  }
+
   void choose(std::int64_t now_ns) {
-    for (std::int32_t rank = 0; rank < plan_->graph().num_ranks(); ++rank) {
-      if (!is_touched_[rank] || is_busy_[rank]) continue;
+    std::sort(touched_.begin(), touched_.end());
+    for (const std::int32_t rank : touched_) {
       is_touched_[rank] = false;
+      if (is_busy_[rank]) continue;  // it looks when it retires
       const Choice choice = engines_[rank]->claim(now_ns);
       if (model_.on_choice) model_.on_choice(rank, choice);
       if (choice.local >= 0) {
@@ -191,6 +196,7 @@ class VirtualRun {
         push({.at_ns = choice.wait_until_ns, .kind = EventKind::kWake, .rank = rank});
       }
     }
+    touched_.clear();
   }
 
   void start(std::int32_t rank, std::int32_t local, std::int64_t now_ns) {
@@ -231,6 +237,7 @@ class VirtualRun {
   std::int64_t num_events_ = 0;
   std::vector<bool> is_busy_;     // by rank: inside a task
   std::vector<bool> is_touched_;  // by rank: something came or retired since it last looked
+  std::vector<std::int32_t> touched_;  // those ranks
   std::vector<std::vector<std::int64_t>> sender_took_ns_;  // by rank and local
   VirtualOutcome outcome_;
 };
