@@ -129,6 +129,7 @@ def simulate(
         return_outputs=False,
         broadcast_loss=False,
         forward_only=forward_only,
+        lookahead="jit",
         stall_timeout_s=1.0,
     )
     view = {**request.view(), "counter": 0, "traits": {}}
