@@ -16,7 +16,7 @@ P, M = 4, 8
 
 
 def plan_of(waiting=True, slack=None):
-    graph = make_layout(P, None, "loop").graph()
+    graph = make_layout(P, None, "loop").graph
     slack = _C.AUTO_SLACK if slack is None else slack
     return _C.StepPlan(graph, M, [], "auto", [], slack, [], False, waiting=waiting)
 
