@@ -298,8 +298,9 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
   const std::int64_t until_ns = now() + timeout_ms * kNsPerMs;
   while (true) {
     const std::uint32_t ticket = wake_.prepare();
-    if (is_aborted()) return std::nullopt;
+    // First: what the peer said before it went counts.
     if (auto body = mailbox_.take(peer)) return body;
+    if (is_aborted()) return std::nullopt;
     if (watch_.has_left(peer)) {
       abort({StatusCode::kClosed, peer,
              "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +

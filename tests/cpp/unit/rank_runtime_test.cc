@@ -167,6 +167,18 @@ TEST_CASE(control_keeps_its_order) {
   on_each(ranks, close_rank);
 }
 
+// A rank that says its last word and ends at once must not take that word back.
+TEST_CASE(what_was_said_before_an_abort_is_heard) {
+  auto ranks = make_ranks(2);
+  ranks[0]->send_control(1, {std::byte{7}});
+  ranks[0]->abort({StatusCode::kClosed, 0, "gone"});
+  while (ranks[1]->status().ok()) std::this_thread::yield();
+  const auto body = ranks[1]->recv_control(0, 20000);
+  CHECK(body.has_value() && (*body)[0] == std::byte{7});
+  CHECK(!ranks[1]->recv_control(0, 20000).has_value());
+  on_each(ranks, close_rank);
+}
+
 // Rank 1 leaves the step without the gradient of microbatch 1.
 TEST_CASE(a_stall_names_who_waits_for_whom) {
   auto ranks = make_ranks(2, kQuick);
