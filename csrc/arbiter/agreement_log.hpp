@@ -35,7 +35,7 @@
 //
 // Lifetime The words outlive the log. Zeroed memory is empty; step numbers start at 0.
 // Cost     one CAS per arrival, one per entry of each log, by whoever makes it; a load per entry
-//          for everybody else. benchmarks/agreement_cost.py.
+//          for everybody else.
 // Checked  tests/cpp/model/agreement_model.cc (members that stall or die anywhere),
 //          stress/agreement_stress.cc (TSan), sim/agreement_sim.cc.
 #pragma once
