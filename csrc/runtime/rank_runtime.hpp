@@ -135,8 +135,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   // Gives an inbound message (and its payload) back to the pool; any thread.
   static void release(InboundMessage* message);
 
-  // W. Small blobs between the Python sides, in order per peer. nullopt: time-out or abort,
-  // after what had come before it.
+  // W. Small blobs between the Python sides, in order per peer; last, nullopt: time-out, abort.
   void send_control(std::int32_t peer, std::vector<std::byte> body);
   std::optional<std::vector<std::byte>> recv_control(std::int32_t peer, std::int64_t timeout_ms);
 
