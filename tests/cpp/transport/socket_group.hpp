@@ -26,11 +26,11 @@ inline SocketSetup socket_setup(std::int32_t rank, std::vector<std::string> addr
   return setup;
 }
 
-inline std::vector<std::unique_ptr<Transport>> make_socket_transports(
-    std::int32_t num_ranks, const std::string& host = "") {
+// Through listeners at `host`, over TCP alone; empty: as on one host.
+inline std::vector<std::unique_ptr<Transport>> make_transports_at(const std::string& host,
+                                                                  std::int32_t num_ranks) {
   const auto count = static_cast<std::size_t>(num_ranks);
   std::vector<SocketListener> listeners;
-  // With a host, over TCP alone.
   while (listeners.size() < count) listeners.emplace_back(host, host.empty());
   std::vector<std::string> addresses;
   for (const SocketListener& listener : listeners) addresses.push_back(listener.address());
@@ -46,6 +46,10 @@ inline std::vector<std::unique_ptr<Transport>> make_socket_transports(
   }
   for (auto& thread : threads) thread.join();
   return transports;
+}
+
+inline std::vector<std::unique_ptr<Transport>> make_socket_transports(std::int32_t num_ranks) {
+  return make_transports_at("", num_ranks);
 }
 
 }  // namespace rrfp::test

@@ -8,7 +8,7 @@
 namespace rrfp::test {
 
 Setting setting() {
-  return {[](std::int32_t num_ranks) { return make_socket_transports(num_ranks, "127.0.0.1"); },
+  return {[](std::int32_t num_ranks) { return make_transports_at("127.0.0.1", num_ranks); },
           {}, std::uint64_t{32} << 20};
 }
 

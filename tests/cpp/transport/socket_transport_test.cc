@@ -8,7 +8,7 @@
 namespace rrfp::test {
 
 Setting setting() {
-  return {[](std::int32_t num_ranks) { return make_socket_transports(num_ranks); }, {},
+  return {make_socket_transports, {},
           std::uint64_t{32} << 20};
 }
 
