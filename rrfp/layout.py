@@ -34,10 +34,6 @@ class Layout:
         return tuple(s for s in range(self.num_stages) if s not in targets)
 
     @property
-    def source_ranks(self):
-        return sorted({self.rank_of_stage[stage] for stage in self.source_stages})
-
-    @property
     def has_one_stage_per_rank(self):
         return self.num_stages == self.num_ranks
 

@@ -203,7 +203,8 @@ def run_pipeline(
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
-            ``"1f1b+2"`` (ranks behind it, itself, and two more). Default: the number of ranks.
+            ``"1f1b+2"`` (ranks behind it, itself, and two more). Default: the number of
+            ranks; with several stages per rank, the peak of their own order.
         split_backward: Run each backward as two tasks: I, the gradients that the stage before
             waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
             ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are

@@ -87,10 +87,6 @@ class Session:
     def refuse(self, error, timeout_s):
         """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
 
-    def _own_runtimes(self):
-        """The runtimes of the ranks in this process."""
-        raise NotImplementedError
-
     def dump(self, as_json):
         if self.closed_because is not None:
             raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from parity_group import worker_group
 from torch import nn
 
 WIDTH = 5
@@ -213,6 +214,15 @@ def run_rank(rank, num_ranks, case, in_process):
         for index, stage in stages.items()
     }
     return found, losses or {}
+
+
+def run_case(oracle, case, in_process):
+    """Run the case by ``oracle.run_rank`` in its processes, and check it by ``oracle.check``."""
+    group = worker_group(1, distributed=False) if in_process else worker_group(case.num_ranks)
+    try:
+        oracle.check(case, group.values(oracle.run_rank, case, in_process))
+    except AssertionError as error:
+        raise AssertionError(f"seed {case.seed}, {case}: {error}") from error
 
 
 def check(case, answers):

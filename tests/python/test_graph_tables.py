@@ -12,7 +12,6 @@ import graph_parity
 import graph_tables
 import pytest
 import torch
-from parity_group import worker_group
 
 import rrfp
 
@@ -20,22 +19,15 @@ SEED = int(os.environ.get("RRFP_SEED", "20261129"))
 NUM_IN_PROCESS, NUM_ACROSS = 80, 30
 
 
-def run_case(case, in_process):
-    group = worker_group(1, distributed=False) if in_process else worker_group(case.num_ranks)
-    try:
-        graph_tables.check(case, group.values(graph_tables.run_rank, case, in_process))
-    except AssertionError as error:
-        raise AssertionError(f"seed {case.seed}, {case}: {error}") from error
-
-
 @pytest.mark.parametrize("seed", range(SEED, SEED + NUM_IN_PROCESS))
 def test_in_one_process(seed):
-    run_case(graph_parity.draw_case(seed), in_process=True)
+    graph_parity.run_case(graph_tables, graph_parity.draw_case(seed), in_process=True)
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + NUM_ACROSS))
 def test_across_processes(seed):
-    run_case(graph_parity.draw_case(seed, num_ranks=2 + seed % 2), in_process=False)
+    case = graph_parity.draw_case(seed, num_ranks=2 + seed % 2)
+    graph_parity.run_case(graph_tables, case, in_process=False)
 
 
 @pytest.mark.slow
@@ -44,7 +36,7 @@ def test_thousands(chunk):
     first = SEED + 10_000 + 200 * chunk
     for seed in range(first, first + 200):
         case = graph_parity.draw_case(seed, num_ranks=1 + seed % 4)
-        run_case(case, in_process=seed % 8 < 4 or case.num_ranks == 1)
+        graph_parity.run_case(graph_tables, case, in_process=seed % 8 < 4 or case.num_ranks == 1)
 
 
 def test_cases_are_varied():

@@ -11,29 +11,20 @@ import graph_parity
 import pytest
 import rrfp
 import torch
-from parity_group import worker_group
 
 SEED = int(os.environ.get("RRFP_SEED", "20261128"))
 NUM_IN_PROCESS, NUM_ACROSS, NUM_SLOW = 150, 60, 3000
 
 
-def run_case(case, in_process):
-    group = worker_group(1, distributed=False) if in_process else worker_group(case.num_ranks)
-    try:
-        answers = group.values(graph_parity.run_rank, case, in_process)
-        graph_parity.check(case, answers)
-    except AssertionError as error:
-        raise AssertionError(f"seed {case.seed}, {case}: {error}") from error
-
-
 @pytest.mark.parametrize("seed", range(SEED, SEED + NUM_IN_PROCESS))
 def test_in_one_process(seed):
-    run_case(graph_parity.draw_case(seed), in_process=True)
+    graph_parity.run_case(graph_parity, graph_parity.draw_case(seed), in_process=True)
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + NUM_ACROSS))
 def test_across_processes(seed):
-    run_case(graph_parity.draw_case(seed, num_ranks=2 + seed % 3), in_process=False)
+    case = graph_parity.draw_case(seed, num_ranks=2 + seed % 3)
+    graph_parity.run_case(graph_parity, case, in_process=False)
 
 
 @pytest.mark.slow
@@ -42,7 +33,7 @@ def test_thousands(chunk):
     first = SEED + 10_000 + chunk * NUM_SLOW // 20
     for seed in range(first, first + NUM_SLOW // 20):
         case = graph_parity.draw_case(seed, num_ranks=1 + seed % 4)
-        run_case(case, in_process=seed % 8 < 4 or case.num_ranks == 1)
+        graph_parity.run_case(graph_parity, case, in_process=seed % 8 < 4 or case.num_ranks == 1)
 
 
 def test_cases_are_varied(capsys):
