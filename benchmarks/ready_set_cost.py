@@ -9,15 +9,12 @@ producers. Ends with 1 when a figure misses its budget.
 
 import argparse
 import json
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import record
+from cpp_program import ROOT, build, instructions_per_call, run, tool
 
-ROOT = Path(__file__).resolve().parents[1]
 NUM_PAIRS = 8 * 4096
 BUDGET_INSTRUCTIONS = 120  # arrive + head + claim
 BUDGET_RATIO = 5.0  # locked std::set over ReadySet, four producers
@@ -28,47 +25,6 @@ MEASURED = {
 }
 
 
-def tool(name, remedy):
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        sys.exit(f"{name} was not found; {remedy}")
-    return found
-
-
-def run(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(
-            f"{' '.join(map(str, command))} ended with {done.returncode}:\n"
-            f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        )
-    return done
-
-
-def build(folder):
-    cmake = tool("cmake", "run python -m pip install cmake ninja")
-    run(cmake, "-S", ROOT, "-B", folder, "-DRRFP_BUILD_PYTHON=OFF", "-DRRFP_BUILD_TESTS=ON")
-    run(cmake, "--build", folder, "--target", "bench_ready_set")
-    return folder / "bench_ready_set"
-
-
-def instructions_per_pair(valgrind, program, what):
-    """Instructions inside the functions measured_* alone, per task."""
-    done = run(
-        valgrind,
-        "--tool=callgrind",
-        "--callgrind-out-file=/dev/null",
-        "--toggle-collect=*measured_*",
-        program,
-        "instructions",
-        what,
-        NUM_PAIRS,
-    )
-    collected = re.search(r"Collected : (\d+)", done.stderr)
-    return round(int(collected.group(1)) / int(done.stdout), 1)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build/benchmarks")
@@ -76,8 +32,13 @@ def main():
     options = parser.parse_args()
 
     valgrind = tool("valgrind", "install it (Debian: apt install valgrind)")
-    program = build(options.build)
-    instructions = {what: instructions_per_pair(valgrind, program, what) for what in MEASURED}
+    program = build(options.build, "bench_ready_set")
+    instructions = {
+        what: instructions_per_call(
+            valgrind, "*measured_*", program, "instructions", what, NUM_PAIRS
+        )
+        for what in MEASURED
+    }
     contended = json.loads(run(program, "contended").stdout)
     results = {
         "num_tasks": 4096,
