@@ -37,12 +37,18 @@ Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOp
       microbatch_at_place_(inverse(place_of_microbatch)),
       forwards_claimed_(table.num_microbatches(), 0),
       held_by_(table.num_microbatches(), 0),
+      bytes_(options.units_returned ? options.limit_bytes : kUnlimited, options.forward_bytes,
+             table.num_chunks(), table.num_microbatches()),
       next_place_(table.num_classes(), 0) {
   RRFP_INVARIANT(times != nullptr || !options.waits(), "waiting needs the usual times");
   RRFP_INVARIANT(place_of_microbatch.size() == forwards_claimed_.size(),
                  "the step's microbatch order has another length than the step");
   RRFP_INVARIANT(options.slack >= kUnlimited && options.limit_units >= kUnlimited,
                  "slack and limit are counts, or kUnlimited");
+  RRFP_INVARIANT(options.limit_bytes == kUnlimited ||
+                     (options.limit_units == kUnlimited && options.slack != 0 &&
+                      options.admission == AdmissionRule::kEarliest),
+                 "a limit in bytes takes the place of units, under the rule of the earliest");
   RRFP_INVARIANT(options.weight_in_order ||
                      (options.forward_in_order.empty() && options.input_in_order.empty()),
                  "forwards and input gradients in order need weight gradients in order");
@@ -171,7 +177,8 @@ std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
     held.by_limit |= by_limit;
     return !by_slack && !by_limit;
   };
-  // The others of the class stand later, and the limit treats them alike, but for the earliest.
+  // The others of the class stand later; the limit treats them alike (units), or must not prefer
+  // the smaller ones (bytes). The earliest is the exception.
   if (may_run(head)) return head;
   if (options_.admission == AdmissionRule::kLevelled || keeps_order_[task_class]) return kNone;
   const std::int32_t earliest =
@@ -235,6 +242,11 @@ bool Arbiter::admits(std::int32_t local) const {
     return free_units() >= num_chunks - table_.chunk_of_class(table_.class_of(local));
   }
   const std::int32_t earliest = microbatch_at_place_[earliest_place_];
+  if (bytes_.has_limit()) {
+    return bytes_.admits(table_.chunk_of_class(table_.class_of(local)),
+                         table_.microbatch_of(local), earliest,
+                         unfinished_place_ == earliest_place_);
+  }
   if (table_.microbatch_of(local) == earliest) return free_units() >= 1;
   return free_units() >= num_chunks - held_by_[earliest] + 1;
 }
@@ -315,6 +327,15 @@ void Arbiter::move_units(std::int32_t local) {
   if (!options_.units_returned) return;
   units_held_ += taken;
   held_by_[microbatch] += taken;
+  while (unfinished_place_ < earliest_place_ &&
+         held_by_[microbatch_at_place_[unfinished_place_]] == 0) {
+    ++unfinished_place_;
+  }
+  if (bytes_.has_limit()) {
+    const std::int32_t chunk = table_.chunk_of_class(table_.class_of(local));
+    if (taken > 0) bytes_.take(chunk, microbatch);
+    if (taken < 0) bytes_.give_back(chunk, microbatch);
+  }
   peak_units_ = std::max(peak_units_, units_held_);
   RRFP_INVARIANT(units_held_ >= 0 && free_units() >= 0, "units in flight are out of bounds");
 }

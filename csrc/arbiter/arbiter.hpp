@@ -17,6 +17,9 @@
 //            Both are deadlock-free in every order of arrival. Under bounded slack (k >= 1)
 //            that holds if the rank has one chunk and the hint runs forwards in the step's
 //            microbatch order, which the plan checks.
+//            A limit in bytes takes the place of units on its rank: see BytesInFlight. There only
+//            the head of a class and the F of the earliest microbatch are looked at: letting a
+//            smaller F pass a larger one would starve the larger.
 // Slack 0    needs limit >= the order's own peak, checked when the step is planned; admission
 //            then follows from the order.
 // Rules      Forward prefers the lower chunk, backward the higher one, then the lower position.
@@ -51,6 +54,7 @@
 #include <vector>
 
 #include "arbiter/announcements.hpp"
+#include "arbiter/bytes_in_flight.hpp"
 #include "arbiter/claimed_positions.hpp"
 #include "arbiter/hint_order.hpp"
 #include "arbiter/ready_set.hpp"
@@ -77,6 +81,8 @@ struct ArbiterOptions {
   std::int32_t slack = kUnlimited;
   std::int32_t limit_units = kUnlimited;
   AdmissionRule admission = AdmissionRule::kLevelled;
+  std::int64_t limit_bytes = kUnlimited;         // else limit_units is kUnlimited,
+  std::vector<std::int64_t> forward_bytes = {};  // and these are the sizes, chunk by chunk
   bool units_returned = true;  // false for forward-only steps: no unit is taken at all
   bool weight_in_order = false;
   std::vector<bool> forward_in_order = {};  // by chunk; empty: none. Need weight_in_order
@@ -123,6 +129,7 @@ class Arbiter {
 
   std::int32_t units_held() const { return units_held_; }
   std::int32_t peak_units() const { return peak_units_; }
+  std::int64_t peak_bytes() const { return bytes_.peak_bytes(); }  // 0 without a limit in bytes
   std::int32_t num_claimed() const { return claimed_.num_claimed(); }
   std::int32_t first_unclaimed_position() const { return claimed_.first_unclaimed(); }
 
@@ -189,6 +196,8 @@ class Arbiter {
   std::vector<std::int32_t> forwards_claimed_;  // by microbatch
   std::vector<std::int32_t> held_by_;           // units, by microbatch
   std::int32_t earliest_place_ = 0;             // num_microbatches: all forwards are claimed
+  std::int32_t unfinished_place_ = 0;  // all before it have given their units back
+  BytesInFlight bytes_;
 
   std::vector<bool> keeps_order_;         // by class: runs in the step's order of microbatches
   std::vector<std::int32_t> next_place_;  // by class: how many of it have been claimed

@@ -39,7 +39,9 @@ std::shared_ptr<StepPlan> make_plan(std::shared_ptr<const StageGraph> graph,
                                     std::vector<std::int32_t> limits, bool forward_only,
                                     bool split_backward, bool weight_in_order, bool waiting,
                                     std::vector<std::int32_t> forward_in_order,
-                                    std::vector<std::int32_t> input_in_order) {
+                                    std::vector<std::int32_t> input_in_order,
+                                    std::vector<std::int64_t> limits_bytes,
+                                    std::vector<std::vector<std::int64_t>> activation_bytes) {
   StepOptions options;
   options.num_microbatches = num_microbatches;
   options.microbatch_order = std::move(microbatch_order);
@@ -53,6 +55,8 @@ std::shared_ptr<StepPlan> make_plan(std::shared_ptr<const StageGraph> graph,
   options.waiting = waiting;
   options.forward_in_order = std::move(forward_in_order);
   options.input_in_order = std::move(input_in_order);
+  options.limits_bytes = std::move(limits_bytes);
+  options.activation_bytes = std::move(activation_bytes);
   return std::make_shared<StepPlan>(std::move(graph), std::move(options));
 }
 
@@ -95,12 +99,16 @@ void bind_plan(py::module_& module) {
            py::arg("limits"), py::arg("forward_only"), py::arg("split_backward") = false,
            py::arg("weight_in_order") = false, py::arg("waiting") = true,
            py::arg("forward_in_order") = std::vector<std::int32_t>(),
-           py::arg("input_in_order") = std::vector<std::int32_t>())
+           py::arg("input_in_order") = std::vector<std::int32_t>(),
+           py::arg("limits_bytes") = std::vector<std::int64_t>(),
+           py::arg("activation_bytes") = std::vector<std::vector<std::int64_t>>())
       .def("tasks", &tasks_of, py::arg("rank"), "The rank's tasks by the index claim() answers.")
       .def("order", &order_of, py::arg("rank"), "The rank's task texts by hint position.")
       .def_property_readonly("is_guarded", &sim::is_guarded, "Whether guard() has a say in it.")
       .def("limit_units", &StepPlan::limit_units, py::arg("rank"),
-           "In-flight limit of the rank, in units.");
+           "In-flight limit of the rank, in units.")
+      .def("limit_bytes", &StepPlan::limit_bytes, py::arg("rank"),
+           "In-flight limit of the rank, in bytes; UNLIMITED where units are counted.");
 }
 
 }  // namespace rrfp::python

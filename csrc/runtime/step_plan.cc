@@ -77,17 +77,17 @@ void StepPlan::plan_users_order() {
 }
 
 void StepPlan::plan_named_hint() {
-  const std::int32_t limit =
-      options_.limits.empty() ? default_limit_units(*graph_, options_.microbatch_order)
-                              : *std::max_element(options_.limits.begin(), options_.limits.end());
   const HintPolicy policy =
       policy_of(*graph_, {.hint = options_.hint,
                           .split_backward = options_.split_backward,
-                          .limit_units = limit,
+                          .limit_units = units_for_policy(),
                           .microbatch_order = options_.microbatch_order});
   if (options_.slack == kAutoSlack) {
     options_.slack = policy.slack;
-    if (policy.is_tight && !options_.forward_only) guarded_order_ = policy.order;
+    // An order as it stands cannot keep a limit in bytes.
+    if (policy.is_tight && !options_.forward_only && !counts_bytes()) {
+      guarded_order_ = policy.order;
+    }
   }
   Orders orders = textbook_orders(*graph_, policy.order, options_.split_backward,
                                   options_.microbatch_order);
@@ -118,6 +118,7 @@ void StepPlan::check_options() {
   const std::string why = misfit(*graph_, hint, options_.split_backward || options_.forward_only);
   RRFP_CHECK(why.empty(), "hint \"" + hint + "\" " + why);
   check_limits();
+  check_bytes();
   std::vector<std::int32_t> given(options_.num_microbatches);
   std::iota(given.begin(), given.end(), 0);
   if (options_.microbatch_order.empty()) options_.microbatch_order = given;
@@ -137,7 +138,7 @@ void StepPlan::check_limits() const {
                  " ranks; give one number, or one per rank");
   for (std::size_t rank = 0; rank < options_.limits.size(); ++rank) {
     const std::int32_t least = static_cast<std::int32_t>(graph_->stages_of(rank).size());
-    RRFP_CHECK(options_.limits[rank] >= least,
+    RRFP_CHECK(options_.limits[rank] == 0 || options_.limits[rank] >= least,
                "the in-flight limit of " + rank_text(rank) + " is " +
                    std::to_string(options_.limits[rank]) + ", but its " + std::to_string(least) +
                    (least == 1 ? " stage needs" : " stages need") + " at least " +
@@ -252,12 +253,13 @@ void StepPlan::set_limits() {
     return;
   }
   limits_ = options_.limits;
+  limits_.resize(graph_->num_ranks(), 0);
   for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
     const std::int32_t peak = orders_[rank].peak_units();
-    if (options_.limits.empty()) {
-      limits_.push_back(options_.slack == 0
-                            ? peak
-                            : default_limit_units(*graph_, options_.microbatch_order));
+    if (limits_[rank] == 0) {
+      limits_[rank] = limit_bytes(rank) != kUnlimited ? kUnlimited
+                      : options_.slack == 0           ? peak
+                                      : default_limit_units(*graph_, options_.microbatch_order);
     }
     RRFP_CHECK(options_.slack != 0 || limits_[rank] >= peak,
                "the in-flight limit of " + rank_text(rank) + " is " +
@@ -269,8 +271,9 @@ void StepPlan::set_limits() {
 }
 
 ArbiterOptions StepPlan::arbiter_options(std::int32_t rank) const {
-  const bool is_levelled =
-      graph_->is_chain() && options_.slack == kUnlimited && !options_.weight_in_order;
+  // That of the levels holds only where every rank keeps it.
+  const bool is_levelled = graph_->is_chain() && options_.slack == kUnlimited &&
+                           !options_.weight_in_order && !counts_bytes();
   const auto chunks_of = [&](const std::vector<std::int32_t>& stages) {
     std::vector<bool> chunks;
     if (stages.empty()) return chunks;
@@ -282,6 +285,8 @@ ArbiterOptions StepPlan::arbiter_options(std::int32_t rank) const {
   return {.slack = options_.slack,
           .limit_units = limits_.at(rank),
           .admission = is_levelled ? AdmissionRule::kLevelled : AdmissionRule::kEarliest,
+          .limit_bytes = limit_bytes(rank),
+          .forward_bytes = forward_bytes(rank),
           .units_returned = !options_.forward_only,
           .weight_in_order = options_.weight_in_order,
           .forward_in_order = chunks_of(options_.forward_in_order),

@@ -22,7 +22,13 @@ struct StepOptions {
   std::string hint = "auto";
   std::vector<Task> order;           // all tasks of all ranks; each rank takes its own, in order
   std::int32_t slack = kAutoSlack;
-  std::vector<std::int32_t> limits;  // units per rank; empty: the default of the hint and slack
+  // Units per rank; empty, or 0 for a rank: the default of the hint and slack.
+  std::vector<std::int32_t> limits;
+  // Bytes per rank in the place of units, kUnlimited for a rank that counts units; empty: all do.
+  std::vector<std::int64_t> limits_bytes = {};
+  // By stage and microbatch: what a forward holds until its backward; empty for a stage of a
+  // rank that counts units.
+  std::vector<std::vector<std::int64_t>> activation_bytes = {};
   bool forward_only = false;         // only F tasks, no units; other tasks of `order` are skipped
   bool split_backward = false;       // I and W in the place of B
   bool weight_in_order = false;      // W (unsplit: B) in the step's order of microbatches
@@ -34,7 +40,8 @@ struct StepOptions {
 // Positions    Textbook orders: themselves. A rule (bf, ...): the order in which it runs itself
 //              when F, I and W take 1, B takes 2 and messages take no time, under the limits.
 //              "auto": policy_of(). Default limits: with slack 0 the order's own peak on each
-//              rank, else default_limit_units().
+//              rank, else default_limit_units(). A limit in bytes counts for the policy as the
+//              units of mean size that fit into it.
 // Never stuck  docs/admission.md proves that a step ends whatever the messages do, for orders
 //              whose forwards follow one microbatch order on every rank. A user's order with
 //              bounded slack must do so; with slack 0 it is run through once here instead.
@@ -63,8 +70,10 @@ class StepPlan {
   // Whether ranks should announce what they start: some rank may wait for it.
   bool waits() const { return forward_patience_ > 0 || weight_patience_ > 0; }
   ArbiterOptions arbiter_options(std::int32_t rank) const;
-  // kUnlimited for forward-only steps.
+  // kUnlimited for forward-only steps, and where the limit is in bytes.
   std::int32_t limit_units(std::int32_t rank) const { return limits_.at(rank); }
+  // kUnlimited where units are counted.
+  std::int64_t limit_bytes(std::int32_t rank) const;
 
  private:
   using Orders = std::vector<std::vector<Task>>;  // by rank
@@ -75,6 +84,10 @@ class StepPlan {
 
   void check_options();
   void check_limits() const;
+  void check_bytes() const;
+  bool counts_bytes() const;  // on some rank
+  std::int32_t units_for_policy() const;
+  std::vector<std::int64_t> forward_bytes(std::int32_t rank) const;
   void make_tables();
   void plan_users_order();
   void plan_named_hint();

@@ -1,6 +1,6 @@
 // PlainArbiter: the obvious rule as an arbiter, for searches that must find its deadlocks. The
 // lowest position that is within slack (backwards and weight gradients are exempt) and, for an F,
-// while a unit is free; what completes parameter gradients keeps the step's order if asked to.
+// while a unit is free (in bytes: while it fits); what completes parameter gradients keeps the step's order if asked to.
 #pragma once
 
 #include <set>
@@ -26,7 +26,10 @@ class PlainArbiter {
     std::int32_t first_unclaimed = 0;
     while (claimed_.count(first_unclaimed) != 0) ++first_unclaimed;
     for (const std::int32_t position : ready_) {
-      const bool held_back = held_ >= options_.limit_units ||
+      const bool fits = options_.limit_bytes == kUnlimited
+                            ? held_ < options_.limit_units
+                            : held_ + size_at(position) <= options_.limit_bytes;
+      const bool held_back = !fits ||
                              (options_.slack != kUnlimited &&
                               position > first_unclaimed + options_.slack);
       if (kind_at(position) == TaskKind::kForward ? !held_back : is_due(position)) {
@@ -41,8 +44,8 @@ class PlainArbiter {
     ready_.erase(position);
     claimed_.insert(position);
     ++done_[table_.class_of(choice.local)];
-    if (kind_at(position) == TaskKind::kForward) ++held_;
-    if (completes(position)) --held_;
+    if (kind_at(position) == TaskKind::kForward) held_ += size_at(position);
+    if (completes(position)) held_ -= size_at(position);
   }
 
  private:
@@ -51,6 +54,12 @@ class PlainArbiter {
   }
   bool completes(std::int32_t position) const {
     return kind_at(position) == TaskKind::kBackward || kind_at(position) == TaskKind::kWeightGrad;
+  }
+  std::int64_t size_at(std::int32_t position) const {
+    if (options_.limit_bytes == kUnlimited) return 1;
+    const std::int32_t local = order_.local_at(position);
+    const std::int32_t chunk = table_.chunk_of_class(table_.class_of(local));
+    return options_.forward_bytes[chunk * table_.num_microbatches() + table_.microbatch_of(local)];
   }
   bool is_due(std::int32_t position) const {
     if (!options_.weight_in_order || !completes(position)) return true;
@@ -64,7 +73,7 @@ class PlainArbiter {
   const std::vector<std::int32_t> places_;
   std::set<std::int32_t> ready_, claimed_;  // positions
   std::vector<std::int32_t> done_;          // by class
-  std::int32_t held_ = 0;
+  std::int64_t held_ = 0;  // units or bytes
 };
 
 }  // namespace rrfp::test

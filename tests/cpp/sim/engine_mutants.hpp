@@ -74,6 +74,7 @@ struct AdmitsWithoutReservation : StepEngine {
   static ArbiterOptions options_of(const StepPlan& plan, std::int32_t rank) {
     ArbiterOptions options = plan.arbiter_options(rank);
     options.admission = AdmissionRule::kLevelled;
+    options.limit_bytes = kUnlimited;
     return options;
   }
 };

@@ -93,6 +93,9 @@ struct Counts {
     of["admitted beside the earliest"] += admission.not_earliest;
     of["held back by level"] += admission.levelled_held;
     of["held back for the earliest"] += admission.not_earliest_held;
+    of["admitted by bytes"] += admission.bytes;
+    of["held back by bytes"] += admission.bytes_held;
+    of["admitted above a limit in bytes"] += admission.bytes_above_limit;
   }
   void print() const {
     std::string text;

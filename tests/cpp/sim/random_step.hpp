@@ -82,6 +82,7 @@ class RandomStep {
   std::string text() const {
     std::string limits;
     for (const std::int32_t limit : options_.limits) limits += std::to_string(limit) + " ";
+    for (const std::int64_t limit : options_.limits_bytes) limits += std::to_string(limit) + " B ";
     return std::to_string(num_ranks_) + " ranks, " + std::to_string(num_chunks_) + " chunks" +
            (is_v_ ? " in a V, " : ", ") + std::to_string(num_microbatches_) +
            " microbatches, hint " + options_.hint + (is_split_ ? " split" : "") +
@@ -126,6 +127,7 @@ class RandomStep {
     } else if (draw(0, 1) == 1) {
       options_.microbatch_order = permutation();
     }
+    if (options_.slack != 0 && draw(0, 4) == 0) return limit_bytes();
     if (draw(0, 3) == 0) return;  // the default limits
     // A fixed order cannot do with less than its peak.
     const auto fixed = options_.slack == 0 ? plan() : nullptr;
@@ -133,6 +135,19 @@ class RandomStep {
       const std::int32_t least =
           std::max(fixed ? fixed->limit_units(rank) : num_chunks_, num_chunks_);
       options_.limits.push_back(draw(least, std::max(least, 2 * num_ranks_ * num_chunks_)));
+    }
+  }
+
+  // From limits that no microbatch fits into up to such as hold back nothing.
+  void limit_bytes() {
+    std::vector<std::int64_t> total(num_ranks_, 0);
+    for (std::int32_t stage = 0; stage < num_stages(); ++stage) {
+      auto& sizes = options_.activation_bytes.emplace_back();
+      for (std::int32_t m = 0; m < num_microbatches_; ++m) sizes.push_back(draw(0, 100));
+      for (const std::int64_t bytes : sizes) total[rank_of(stage)] += bytes;
+    }
+    for (const std::int64_t bytes : total) {
+      options_.limits_bytes.push_back(draw(0, static_cast<std::int32_t>(bytes)));
     }
   }
 

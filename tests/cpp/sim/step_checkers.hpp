@@ -19,6 +19,7 @@ namespace rrfp::test {
 struct AdmissionCounts {
   std::int64_t levelled = 0, earliest = 0, not_earliest = 0;
   std::int64_t levelled_held = 0, not_earliest_held = 0;
+  std::int64_t bytes = 0, bytes_held = 0, bytes_above_limit = 0;
 };
 
 class StepChecker {
@@ -60,6 +61,8 @@ class StepChecker {
     std::vector<bool> is_claimed;                // by position
     std::size_t first_unclaimed = 0;
     std::vector<std::int32_t> held, forwards;    // by microbatch
+    std::int64_t limit_bytes = -1;               // -1: it counts units
+    std::vector<std::int64_t> bytes;             // by microbatch
     std::map<std::int32_t, std::int32_t> weights;  // by stage: how many have run
   };
 
@@ -127,6 +130,7 @@ class StepChecker {
     const std::int32_t moved = is_forward(task) ? 1 : gives_back(task) ? -1 : 0;
     rank.units += moved;
     rank.held[task.microbatch] += moved;
+    if (rank.limit_bytes >= 0) rank.bytes[task.microbatch] += moved * size(task);
     rank.peak = std::max(rank.peak, rank.units);
     if (is_forward(task)) ++rank.forwards[task.microbatch];
     if (gives_back(task)) ++rank.weights[task.stage];
@@ -152,8 +156,9 @@ class StepChecker {
       return !step_.options().weight_in_order || !gives_back(task) ||
              plan_.microbatch_order()[next_weight(rank, task.stage)] == task.microbatch;
     }
+    if (rank.limit_bytes >= 0) return fits(rank, task);
     const std::int32_t free = rank.limit - rank.units;
-    if (slack_ == kUnlimited && !step_.options().weight_in_order) {
+    if (!counts_bytes() && slack_ == kUnlimited && !step_.options().weight_in_order) {
       const bool may = free >= step_.num_chunks() - step_.chunk_of(task.stage);
       return ++(may ? counts.levelled : counts.levelled_held), may;
     }
@@ -162,6 +167,53 @@ class StepChecker {
     const bool may = free >= step_.num_chunks() - rank.held[kept] + 1;
     return ++(may ? counts.not_earliest : counts.not_earliest_held), may;
   }
+
+  // Limits in bytes: they hold for every rank of a step here.
+  bool counts_bytes() const { return !step_.options().limits_bytes.empty(); }
+  std::int64_t size(const Task& task) const {
+    return step_.options().activation_bytes[task.stage][task.microbatch];
+  }
+  bool fits(const Rank& rank, const Task& task) const {
+    const std::int32_t kept = earliest(rank);
+    std::int64_t free = rank.limit_bytes, most = 0;
+    bool is_first = task.microbatch == kept;  // and nothing before it is in flight
+    for (std::int32_t m = 0; m < step_.num_microbatches(); ++m) {
+      std::int64_t total = 0;
+      for (std::int32_t stage = 0; stage < step_.num_stages(); ++stage) {
+        if (step_.rank_of(stage) == step_.rank_of(task.stage)) {
+          total += size({stage, TaskKind::kForward, m});
+        }
+      }
+      most = std::max(most, total);
+      free -= rank.bytes[m];
+      is_first &= m == kept || rank.held[m] == 0 || !precedes(m, kept);
+    }
+    const std::int64_t need =
+        size(task) + (task.microbatch == kept ? 0 : most - rank.bytes[kept]);
+    counts.bytes_above_limit += is_first && free < need;
+    const bool may = is_first || free >= need;
+    return ++(may ? counts.bytes : counts.bytes_held), may;
+  }
+  bool precedes(std::int32_t m, std::int32_t other) const {
+    const auto& order = plan_.microbatch_order();
+    return std::find(order.begin(), order.end(), m) < std::find(order.begin(), order.end(), other);
+  }
+  // Whether a forward must not pass another of its stage that was ready at that moment.
+  bool is_behind(const Rank& rank, std::size_t at, std::int64_t now_ns) const {
+    const Task& task = rank.order[at];
+    if (rank.limit_bytes < 0 || !is_forward(task) || task.microbatch == earliest(rank)) {
+      return false;
+    }
+    for (std::size_t before = rank.first_unclaimed; before < at; ++before) {
+      const Task& other = rank.order[before];
+      if (!rank.is_claimed[before] && is_forward(other) && other.stage == task.stage &&
+          ready_ns_[index(other)] != kNotReady && ready_ns_[index(other)] < now_ns) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   static std::size_t next_weight(const Rank& rank, std::int32_t stage) {
     const auto it = rank.weights.find(stage);
     return it == rank.weights.end() ? 0 : static_cast<std::size_t>(it->second);
@@ -174,11 +226,12 @@ class StepChecker {
     const bool is_rule = step_.options().hint == "bf" || step_.options().hint == "bfw" ||
                          step_.options().hint == "fb";
     const auto chosen_at = static_cast<std::size_t>(rank.position[index(chosen.task)]);
+    if (is_behind(rank, chosen_at, chosen.start_ns)) return "it passed a larger forward";
     for (std::size_t at = rank.first_unclaimed; at < rank.order.size(); ++at) {
       const Task& task = rank.order[at];
       const std::int64_t ready_ns = ready_ns_[index(task)];
       if (rank.is_claimed[at] || ready_ns == kNotReady || ready_ns >= chosen.start_ns) continue;
-      if (!may_run(rank, task)) continue;
+      if (!may_run(rank, task) || is_behind(rank, at, chosen.start_ns)) continue;
       const std::int64_t idle_ns = chosen.start_ns - std::max(ready_ns, rank.free_from_ns);
       if (idle_ns > patience_ns(rank)) {
         return "the rank was idle while " + to_text(task) + " could run";
@@ -226,7 +279,10 @@ class StepChecker {
     rank.is_claimed.assign(rank.order.size(), false);
     rank.held.assign(step_.num_microbatches(), 0);
     rank.forwards.assign(step_.num_microbatches(), 0);
-    rank.limit = !step_.options().limits.empty() ? step_.options().limits[number]
+    rank.bytes.assign(step_.num_microbatches(), 0);
+    if (counts_bytes()) rank.limit_bytes = step_.options().limits_bytes[number];
+    rank.limit = counts_bytes()                    ? INT32_MAX
+                 : !step_.options().limits.empty() ? step_.options().limits[number]
                  : slack_ == 0                   ? peak
                  : step_.num_chunks() == 1       ? step_.num_ranks()
                                                  : plan_.limit_units(number);

@@ -1,169 +1,15 @@
 // Arbiter against a brute-force twin on random states: every rule, slack, limit and admission
-// rule, 1-3 chunks, split, unsplit and forward-only. The twin is written from the definitions
-// (sets of positions, a full scan per decision) and shares no code with the arbiter.
+// rule, limits in units and bytes, 1-3 chunks, split, unsplit and forward-only.
 #include <algorithm>
 #include <map>
 #include <random>
-#include <set>
-#include <tuple>
 
 #include "arbiter/arbiter.hpp"
 #include "check.hpp"
+#include "unit/arbiter_twin.hpp"
 
-namespace rrfp {
+namespace rrfp::test {
 namespace {
-
-struct Setting {
-  std::int32_t num_chunks, num_microbatches;
-  std::vector<TaskKind> kinds;
-  HintRule rule;
-  std::vector<Task> order;
-  ArbiterOptions options;
-  std::vector<std::int32_t> places;  // by microbatch
-};
-
-bool gives_back(TaskKind kind) {
-  return kind == TaskKind::kBackward || kind == TaskKind::kWeightGrad;
-}
-
-class Twin {
- public:
-  explicit Twin(const Setting& setting) : s_(setting) {}
-
-  std::set<std::int32_t> ready, claimed;  // positions
-
-  struct Answer {
-    std::int32_t position;
-    Blocked blocked;
-  };
-
-  Answer answer() {
-    Answer found = round(open_);
-    if (found.position < 0 && open_) found = round(open_ = false);
-    return found;
-  }
-
-  void claim(std::int32_t position) {
-    ready.erase(position);
-    claimed.insert(position);
-    const TaskKind kind = s_.order[position].kind;
-    const bool forward = kind == TaskKind::kForward;
-    const bool backward = kind == TaskKind::kBackward || kind == TaskKind::kInputGrad;
-    open_ = ((s_.rule == HintRule::kBackwardForward || s_.rule == HintRule::kRoundsByPosition) &&
-             backward) ||
-            (s_.rule == HintRule::kForwardBackward && forward);
-    peak = std::max(peak, held());
-  }
-
-  std::int32_t held(std::int32_t microbatch = -1) const {
-    std::int32_t units = 0;
-    for (const std::int32_t p : claimed) {
-      if (microbatch >= 0 && s_.order[p].microbatch != microbatch) continue;
-      units += s_.order[p].kind == TaskKind::kForward ? 1 : 0;
-      units -= gives_back(s_.order[p].kind) ? 1 : 0;
-    }
-    return s_.options.units_returned ? units : 0;
-  }
-
-  std::int32_t first_unclaimed() const {
-    std::int32_t p = 0;
-    while (claimed.count(p) != 0) ++p;
-    return p;
-  }
-
-  std::int32_t peak = 0;
-
- private:
-  // The best of the ready tasks that may run, when the round stands in its second half or not.
-  Answer round(bool second_half) const {
-    if (claimed.size() == s_.order.size()) return {-1, Blocked::kDone};
-    std::map<std::tuple<int, std::int32_t, std::int32_t>, std::int32_t> best;
-    bool limit = false, slack = false;
-    const std::int32_t first = first_unclaimed(), kept = earliest();
-    for (const std::int32_t p : ready) {
-      const bool forward = s_.order[p].kind == TaskKind::kForward;
-      if (s_.options.slack == 0
-              ? p != first
-              : must_wait_for_place(s_.order[p]) ||
-                    (forward && s_.options.slack > 0 && p > first + s_.options.slack &&
-                     !has_begun_earliest(s_.order[p], kept))) {
-        slack = true;
-      } else if (forward && s_.options.slack != 0 && !admitted(s_.order[p], kept)) {
-        limit = true;
-      } else {
-        best[preference(p, second_half)] = p;
-      }
-    }
-    if (!best.empty()) return {best.begin()->second, Blocked::kNot};
-    return {-1, limit ? Blocked::kLimit : slack ? Blocked::kSlack : Blocked::kInput};
-  }
-
-  std::tuple<int, std::int32_t, std::int32_t> preference(std::int32_t p, bool second) const {
-    const Task& task = s_.order[p];
-    if (s_.rule == HintRule::kOrder || s_.options.slack == 0) return {0, 0, p};
-    if (task.kind == TaskKind::kWeightGrad) return {2, 0, p};
-    if (s_.rule == HintRule::kOrderThenWeight) return {0, 0, p};
-    const bool forward = task.kind == TaskKind::kForward;
-    bool forward_leads = s_.rule == HintRule::kForwardPriority;
-    const bool by_position = s_.rule == HintRule::kRoundsByPosition;
-    if (s_.rule == HintRule::kBackwardForward || by_position) forward_leads = second;
-    if (s_.rule == HintRule::kForwardBackward) forward_leads = !second;
-    const std::int32_t chunk = by_position ? 0 : forward ? task.stage : -task.stage;
-    return {forward == forward_leads ? 0 : 1, chunk, p};
-  }
-
-  bool has_begun_earliest(const Task& task, std::int32_t earliest) const {
-    return task.microbatch == earliest &&
-           std::any_of(claimed.begin(), claimed.end(), [&](std::int32_t p) {
-             return s_.order[p].microbatch == earliest && s_.order[p].kind == TaskKind::kForward;
-           });
-  }
-
-  // Whether all of its kind, stage and lower place have run; tasks that give no unit back may
-  // run in any order.
-  // Whether another of its kind and stage comes first in the step's order, where that is kept.
-  bool must_wait_for_place(const Task& task) const {
-    const auto& forwards = s_.options.forward_in_order;
-    const auto& inputs = s_.options.input_in_order;
-    const bool kept = gives_back(task.kind) ? s_.options.weight_in_order
-                      : task.kind == TaskKind::kForward
-                          ? !forwards.empty() && forwards[task.stage]
-                          : !inputs.empty() && inputs[task.stage];
-    if (!kept) return false;
-    for (std::size_t p = 0; p < s_.order.size(); ++p) {
-      const Task& other = s_.order[p];
-      if (other.kind == task.kind && other.stage == task.stage &&
-          s_.places[other.microbatch] < s_.places[task.microbatch] &&
-          claimed.count(static_cast<std::int32_t>(p)) == 0) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  bool admitted(const Task& task, std::int32_t earliest) const {
-    if (s_.options.limit_units < 0) return true;
-    const std::int32_t free = s_.options.limit_units - held();
-    if (s_.options.admission == AdmissionRule::kLevelled) return free >= s_.num_chunks - task.stage;
-    return free >= (task.microbatch == earliest ? 1 : s_.num_chunks - held(earliest) + 1);
-  }
-
-  // The microbatch of the lowest place that has forwards left; -1: none has.
-  std::int32_t earliest() const {
-    std::map<std::int32_t, std::int32_t> forwards;
-    for (const std::int32_t p : claimed) {
-      forwards[s_.order[p].microbatch] += s_.order[p].kind == TaskKind::kForward;
-    }
-    std::map<std::int32_t, std::int32_t> left;  // by place
-    for (std::int32_t m = 0; m < s_.num_microbatches; ++m) {
-      if (forwards[m] < s_.num_chunks) left[s_.places[m]] = m;
-    }
-    return left.empty() ? -1 : left.begin()->second;
-  }
-
-  const Setting& s_;
-  bool open_ = false;  // a round has run its first half
-};
 
 // What must have been claimed before `task` can be ready on this rank.
 std::vector<Task> local_needs(const Task& task) {
@@ -215,7 +61,13 @@ Setting draw(std::mt19937_64& random) {
   s.options.admission =
       may_be_level && pick(2) == 0 ? AdmissionRule::kLevelled : AdmissionRule::kEarliest;
   const std::int32_t least = s.options.slack == 0 ? order_peak : s.num_chunks;
-  if (pick(4) != 0) s.options.limit_units = least + pick(s.num_microbatches + 1);
+  const bool in_bytes = s.options.admission == AdmissionRule::kEarliest && s.options.slack != 0 &&
+                        s.options.units_returned && pick(2) == 0;
+  for (std::int32_t i = 0; in_bytes && i < s.num_chunks * s.num_microbatches; ++i) {
+    s.options.forward_bytes.push_back(pick(9));
+  }
+  if (in_bytes) s.options.limit_bytes = pick(8 * s.num_chunks * s.num_microbatches);
+  if (!in_bytes && pick(4) != 0) s.options.limit_units = least + pick(s.num_microbatches + 1);
   for (std::int32_t m = 0; m < s.num_microbatches; ++m) s.places.push_back(m);
   std::shuffle(s.places.begin(), s.places.end(), random);
   return s;
@@ -254,7 +106,7 @@ void compare(std::uint64_t seed, Counts& counts) {
     const Twin::Answer expected = twin.answer();
     const std::int32_t got = choice.local < 0 ? -1 : order.position_of(choice.local);
     if (got != expected.position || choice.blocked != expected.blocked) {
-      return test::fail(__FILE__, __LINE__, "another choice at case seed " + std::to_string(seed));
+      return fail(__FILE__, __LINE__, "another choice at case seed " + std::to_string(seed));
     }
     ++counts[choice.blocked];
     if (got < 0) {
@@ -282,7 +134,7 @@ void compare(std::uint64_t seed, Counts& counts) {
 
 TEST_CASE(random_states_equal_the_twin) {
   Counts counts;
-  for (std::uint64_t i = 0; i < 4000; ++i) compare(test::seed() + i, counts);
+  for (std::uint64_t i = 0; i < 4000; ++i) compare(seed() + i, counts);
   for (const Blocked reason :
        {Blocked::kNot, Blocked::kInput, Blocked::kLimit, Blocked::kSlack, Blocked::kDone}) {
     std::printf("  reason %d: %d times\n", static_cast<int>(reason), counts[reason]);
@@ -291,6 +143,6 @@ TEST_CASE(random_states_equal_the_twin) {
 }
 
 }  // namespace
-}  // namespace rrfp
+}  // namespace rrfp::test
 
 int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }
