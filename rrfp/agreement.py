@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rrfp import _C
+from rrfp.byte_limits import byte_limits
 from rrfp.settings import SETTINGS
 
 
@@ -15,7 +16,9 @@ class Decision:
 
     Attributes:
         microbatch_order: Microbatches by place; empty for the caller's order.
-        limits: Units per rank; empty for the hint's default.
+        limits: Units per rank, 0 for the hint's default; empty: everywhere.
+        limits_bytes: Bytes per rank in their place, ``_C.UNLIMITED`` for units; empty: all units.
+        activation_bytes: By stage, the bytes of each microbatch; of ranks that count units, none.
         weights: Per microbatch, what its loss counts.
         weight_in_order: W (unsplit: B) in the step's order; so are the F and the I of the stages
             in ``forward_in_order`` and ``input_in_order``.
@@ -39,6 +42,8 @@ class Decision:
     input_in_order: tuple
     waiting: bool
     seed: int = field(compare=False)  # plans are the same for every seed
+    limits_bytes: tuple = ()
+    activation_bytes: tuple = ()
     costs: tuple = field(default=(), compare=False)
     gathers_times: bool = field(default=False, compare=False)
 
@@ -62,6 +67,8 @@ class Decision:
             forward_in_order=list(self.forward_in_order),
             input_in_order=list(self.input_in_order),
             waiting=self.waiting and waiting,
+            limits_bytes=list(self.limits_bytes),
+            activation_bytes=[list(sizes) for sizes in self.activation_bytes],
         )
 
 
@@ -79,12 +86,15 @@ def decide(request, views, layout):
     _check_same_counter(views)
     traits = {stage: seen for view in views for stage, seen in sorted(view["traits"].items())}
     is_ordered = request.deterministic
+    limits_bytes, activation_bytes = byte_limits(request, views, layout, num_microbatches, costs)
     return Decision(
         num_microbatches=num_microbatches,
         hint=request.hint,
         order=tuple(request.order),
         slack=request.slack,
-        limits=request.limits,
+        limits=request.in_flight.units,
+        limits_bytes=limits_bytes,
+        activation_bytes=activation_bytes,
         microbatch_order=_microbatch_order(request, costs, num_microbatches),
         weights=_weights(request.loss_reduction, num_microbatches),
         forward_only=request.forward_only,

@@ -12,7 +12,7 @@ import torch
 
 from rrfp import _C
 from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint
-from rrfp.limits import limits_per_rank
+from rrfp.limits import activation_table, in_flight_limit
 from rrfp.stage import StageInputs
 from rrfp.stage_tables import by_loss_stage, draw, draw_inputs, draw_kwargs
 
@@ -168,6 +168,7 @@ class StepRequest:
         hint,
         slack,
         max_in_flight,
+        activation_bytes,
         split_backward,
         deterministic,
         seed,
@@ -188,7 +189,8 @@ class StepRequest:
         self.num_microbatches = num_microbatches
         self.hint, self.order = normalise_hint(hint, layout.rank_of_stage)
         self.slack = _normalise_slack(slack)
-        self.limits = limits_per_rank(max_in_flight, layout)
+        self.in_flight = in_flight_limit(max_in_flight, layout, slack)
+        self.activation_bytes = activation_table(activation_bytes, layout)
         self.deterministic = bool(deterministic)
         self.split_backward = self._normalise_split(split_backward)
         self.seed = _normalise_seed(seed)
@@ -242,6 +244,8 @@ class StepRequest:
             only = len(stages) == 1
             lengths.update({name if only else f"{name}[{s}]": t for s, t in tables.items()})
         lengths.update({f"stage_kwargs[{s}]": items for s, items in self.kwargs.items()})
+        lengths.update({f"activation_bytes[{s}]": sizes
+                        for s, sizes in self.activation_bytes.items() if isinstance(sizes, list)})
         if not isinstance(self.loss_reduction, str):
             lengths["loss_reduction"] = self.loss_reduction
         lengths = {name: len(items) for name, items in lengths.items() if items is not None}
@@ -255,12 +259,13 @@ class StepRequest:
             "lengths": lengths,
             "sources": sorted(self.inputs),
             "costs": self.costs,
+            "activation_bytes": self.activation_bytes,
             "options": {
                 "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
                 "slack": {_C.UNLIMITED: "unlimited", _C.AUTO_SLACK: "auto"}.get(
                     self.slack, self.slack
                 ),
-                "max_in_flight": list(self.limits) or "the default",
+                "max_in_flight": self.in_flight.text(),
                 "split_backward": self.split_backward,
                 "deterministic": self.deterministic,
                 "seed": self.seed,

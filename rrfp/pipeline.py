@@ -79,6 +79,7 @@ class Pipeline:
         hint="auto",
         slack="auto",
         max_in_flight=None,
+        activation_bytes=None,
         split_backward=None,
         deterministic=False,
         seed=None,
@@ -152,6 +153,7 @@ def run_pipeline(
     hint="auto",
     slack="auto",
     max_in_flight=None,
+    activation_bytes=None,
     split_backward=None,
     deterministic=False,
     seed=None,
@@ -203,8 +205,13 @@ def run_pipeline(
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
-            ``"1f1b+2"`` (ranks behind it, itself, and two more). Default: the number of
-            ranks; with several stages per rank, the peak of their own order.
+            ``"1f1b+2"`` (ranks behind it, itself, and two more). Or bytes of activations, such as
+            ``"24GiB"``, also in the list. Default: the number of ranks; with several stages per
+            rank, the peak of their own order.
+        activation_bytes: For limits in bytes, what a forward holds until its backward, at most:
+            one size for all stages, or ``{stage: size, or one per microbatch}``; of each stage on
+            one rank at least. Sizes are ints or texts such as ``"2GiB"``. Of other stages it is
+            measured; the first step counts microbatches there.
         split_backward: Run each backward as two tasks: I, the gradients that the stage before
             waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
             ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are

@@ -153,8 +153,8 @@ class ProcessSession(Session):
 
     def __init__(self, layout, devices, rendezvous, listener, addresses, transport, segment=None):
         super().__init__(layout, devices)
-        self._is_grouped = segment is not None
-        self.waits = not self._is_grouped  # the other members know nothing of this rank's clock
+        self.is_grouped = segment is not None
+        self.waits = not self.is_grouped  # the other members know nothing of this rank's clock
         self.refusal = None  # the last error that all ranks agreed on
         _C.set_spin_us(SETTINGS.spin_us)
         token, run = rendezvous.token()
@@ -205,7 +205,7 @@ class ProcessSession(Session):
             self.counter += 1
             failure.rank_step = rank_step
             rank_step.run(other_thread=False)
-            self._learn(rank_step)
+            self._learn(rank_step, decision)
             result = step_result([rank_step], self.layout, request)
             self._finish(request, result, decision, rank_step)
         return result
@@ -235,7 +235,7 @@ class ProcessSession(Session):
             if body is None:
                 self._give_up_on(0, timeout_s)
             answer = pickle.loads(body)
-        if self._is_grouped:
+        if self.is_grouped:
             answer = settle(runtime, answer, request, self.counter, timeout_s)
         if isinstance(answer, tuple):
             name, text = answer

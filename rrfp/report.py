@@ -32,6 +32,8 @@ class RankReport:
         host_s: Between a task's end and the next choice: rrfp itself.
         peak_units: Most microbatches in flight at once, of ``limit_units`` allowed.
         records: The tasks in the order run.
+        peak_bytes: Most bytes of activations held at once, as measured, where ``limit_bytes`` was
+            asked for; else None.
     """
 
     rank: int
@@ -45,6 +47,13 @@ class RankReport:
     peak_units: int
     limit_units: int
     records: tuple = field(repr=False)
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+
+    @property
+    def overshoot_bytes(self):
+        """By how much ``peak_bytes`` was above the limit; 0 where no bytes were asked for."""
+        return 0 if self.peak_bytes is None else max(0, self.peak_bytes - self.limit_bytes)
 
     @property
     def num_tasks(self):
@@ -93,6 +102,12 @@ class StepReport:
                          str(r.skips), f"{r.peak_units} of {limit}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
+        for r in self.ranks:
+            if r.peak_bytes is not None:
+                lines.append(
+                    f"rank {r.rank} held {size_text(r.peak_bytes)} of activations at most, its "
+                    f"limit is {size_text(r.limit_bytes)}"
+                )
         for stage, reason in self.fused.items():
             lines.append(f"stage {stage} is fused: {reason}")
         return "\n".join(lines)
@@ -118,7 +133,15 @@ class StepResult:
     report: StepReport
 
 
-def rank_report(rank_step):
+def size_text(num_bytes):
+    """Such as 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            return f"{num_bytes} B" if unit == "B" else f"{num_bytes:.2f} {unit}"
+        num_bytes /= 1024
+
+
+def rank_report(rank_step, limit_bytes=None):
     """The report of a RankStep that has run."""
     times, runtime = rank_step.times, rank_step.runtime
     return RankReport(
@@ -133,4 +156,6 @@ def rank_report(rank_step):
         peak_units=runtime.peak_units,
         limit_units=rank_step.plan.limit_units(runtime.rank),
         records=tuple(TaskRecord(*record) for record in rank_step.records),
+        peak_bytes=None if rank_step.held_bytes is None else rank_step.held_bytes.peak,
+        limit_bytes=limit_bytes,
     )

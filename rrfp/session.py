@@ -15,6 +15,7 @@ import weakref
 import torch
 
 from rrfp import _C
+from rrfp.activations import ActivationMemory, HeldBytes
 from rrfp.agreement import decide
 from rrfp.device import (
     LocalStreams,
@@ -47,10 +48,12 @@ class Session:
 
     Attributes:
         shares_process: Whether ranks are threads of this process, beside others.
+        is_grouped: Whether this rank is a member of an agreement group.
         devices: ``{stage: device}`` of the stages that live here, None on the CPU.
     """
 
     shares_process = False
+    is_grouped = False
 
     def __init__(self, layout, devices):
         self.layout = layout
@@ -61,6 +64,7 @@ class Session:
         self._step = 0
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
         self._traits = TraitsMemory()
+        self._activations = ActivationMemory()
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
         self._in_step = threading.Lock()
@@ -107,13 +111,17 @@ class Session:
         """What this process tells the other ranks about the step it asks for."""
         view = request.view()
         view["counter"] = self.counter
+        # Members of an agreement group decide alike only by what all were given.
+        view["held"] = None if self.is_grouped else self._activations.known()
         view["traits"] = {}
         if request.deterministic:
             view["traits"] = {s: self._traits.traits(s, m) for s, m in modules.items()}
         return view
 
-    def _learn(self, rank_step):
+    def _learn(self, rank_step, decision):
         """Remember for later steps what a training step showed about a rank's stages."""
+        if rank_step.held_bytes is not None:
+            self._activations.learn(rank_step.held_bytes, decision.costs)
         for stage_step in rank_step.stage_steps.values():
             if stage_step.buffers is not None and not stage_step.forward_only:
                 is_fused = stage_step.fused_because is not None
@@ -146,7 +154,7 @@ class Session:
         self._unguarded_plan = plan
         return self._guard.decide(decision)
 
-    def _stage_step(self, stage, module, request, decision, modes):
+    def _stage_step(self, stage, module, request, decision, modes, held_bytes):
         loss_rule = LossRule(
             stage in self.layout.loss_stages,
             request.loss_fn_of(stage),
@@ -165,11 +173,14 @@ class Session:
             torch.device("cpu") if self.devices is None else self.devices[stage],
             deterministic=request.deterministic,
             in_order=request.deterministic and stage not in decision.input_in_order,
+            held_bytes=held_bytes,
         )
 
     def _rank_step(self, runtime, modules, request, decision, modes, launcher=None):
+        counts_bytes = request.in_flight.bytes_of(runtime.rank) is not None
+        held_bytes = HeldBytes() if counts_bytes and not request.forward_only else None
         stage_steps = {
-            stage: self._stage_step(stage, modules[stage], request, decision, modes)
+            stage: self._stage_step(stage, modules[stage], request, decision, modes, held_bytes)
             for stage in self.layout.stages_of(runtime.rank)
         }
         timeout_ms = max(1, int(1000 * request.stall_timeout_s))
@@ -177,14 +188,17 @@ class Session:
         random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
         return RankStep(
             runtime, plan, self.layout, stage_steps, modes, random, self._step, timeout_ms,
-            self._decisions[runtime.rank], launcher,
+            self._decisions[runtime.rank], launcher, held_bytes,
         )
 
 
 def step_result(rank_steps, layout, request):
     stage_steps = {s: step for rank_step in rank_steps for s, step in rank_step.stage_steps.items()}
     fused = {s: t.fused_because for s, t in stage_steps.items() if t.fused_because is not None}
-    report = StepReport(tuple(rank_report(rank_step) for rank_step in rank_steps), fused)
+    limit = request.in_flight
+    report = StepReport(
+        tuple(rank_report(step, limit.bytes_of(step.runtime.rank)) for step in rank_steps), fused
+    )
     here = {stage: stage_steps[stage] for stage in layout.loss_stages if stage in stage_steps}
     with_metrics = {s: t.metrics for s, t in here.items() if any(m is not None for m in t.metrics)}
     with_loss = {s: t.losses for s, t in here.items() if request.loss_fn_of(s) is not None}
@@ -254,7 +268,7 @@ class LocalSession(Session):
         if errors:
             self._raise_first(rank_steps, errors)
         for rank_step in rank_steps:
-            self._learn(rank_step)
+            self._learn(rank_step, decision)
         if decision.gathers_times:
             taken = [rows(rank_step) for rank_step in rank_steps]
             self._guard.learn(self._unguarded_plan, decision.costs, taken)

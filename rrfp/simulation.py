@@ -68,6 +68,7 @@ def simulate(
     hint="auto",
     slack="auto",
     max_in_flight=None,
+    activation_bytes=None,
     split_backward=None,
     microbatch_order="given",
     costs=None,
@@ -83,8 +84,8 @@ def simulate(
         num_microbatches: Microbatches of the step.
         latency: Seconds between a task's end and the arrival of its result: a number, or a
             callable of the finished task's kind, stage and microbatch.
-        hint, slack, max_in_flight, split_backward, microbatch_order, costs, forward_only: As in
-            ``run_pipeline``.
+        hint, slack, max_in_flight, activation_bytes, split_backward, microbatch_order, costs,
+            forward_only: As in ``run_pipeline``; limits in bytes need activation_bytes.
         fifo_links: Messages between two ranks arrive in the order sent.
 
     Returns:
@@ -119,6 +120,7 @@ def simulate(
         hint=hint,
         slack=slack,
         max_in_flight=max_in_flight,
+        activation_bytes=activation_bytes,
         split_backward=split_backward,
         deterministic=False,
         seed=0,
@@ -132,7 +134,7 @@ def simulate(
         lookahead="jit",
         stall_timeout_s=1.0,
     )
-    view = {**request.view(), "counter": 0, "traits": {}}
+    view = {**request.view(), "counter": 0, "traits": {}, "held": {}}
     plan = decide(request, [view], layout).plan(layout)
     kinds = "FIW" if request.split_backward else "FB"
     used = "F" if forward_only else kinds

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rrfp.activations import addresses_of, bytes_held, tensors_in
 from rrfp.auxiliary_loss import call_collecting
 from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
 from rrfp.split_backward import run_input_half
@@ -83,7 +84,8 @@ class StageStep:
     """A stage's tasks in one step; used by its rank's worker only."""
 
     def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
-                 forward_only, return_outputs, device, deterministic=False, in_order=False):
+                 forward_only, return_outputs, device, deterministic=False, in_order=False,
+                 held_bytes=None):
         self.stage = stage
         self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
@@ -96,6 +98,7 @@ class StageStep:
         self.in_order = in_order  # parameter gradients are added by W alone
         self.fused_because = None  # why the last I was the whole backward, if one was
         self.has_split = False  # an I has left something for its W, or had nothing to leave
+        self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
         self.buffers = BufferWatch(module) if deterministic else None
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
@@ -119,12 +122,16 @@ class StageStep:
         """
         if kind == "F":
             return self.consumers, self.forward(microbatch, parcels)
-        if kind == "W":
-            self.weight_gradient(microbatch)
-            return (), ()
         if kind == "I":
             return self.sources, self.input_gradient(microbatch, parcels)
-        return self.sources, self.backward(microbatch, parcels)
+        if kind == "W":
+            self.weight_gradient(microbatch)
+            targets = (), ()
+        else:
+            targets = self.sources, self.backward(microbatch, parcels)
+        if self.held_bytes is not None:
+            self.held_bytes.give_back(self.stage, microbatch)
+        return targets
 
     def forward(self, microbatch, parcels):
         """Run F; returns a parcel for each consumer."""
@@ -231,6 +238,14 @@ class StageStep:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
             losses = [*([] if loss is None else [loss]), *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
+            if self.held_bytes is not None:
+                received = args if self.sources else ()
+                given = () if self.sources else args
+                size = bytes_held(
+                    [*roots, *losses], tensors_in(received, handed),
+                    self._kept | addresses_of(given, kwargs),
+                )
+                self.held_bytes.take(self.stage, microbatch, size)
         # Only one reader may share the memory: another's in-place write must not reach it. The
         # loss and the caller, who gets the outputs, are readers too.
         shared = [] if self.loss_rule.is_loss_stage else [handed]

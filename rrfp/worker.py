@@ -21,7 +21,7 @@ class RankStep:
 
     def __init__(
         self, runtime, plan, layout, stage_steps, modes, random, step, stall_timeout_ms,
-        decisions, launcher,
+        decisions, launcher, held_bytes=None,
     ):
         self.runtime = runtime
         self.plan = plan
@@ -32,6 +32,7 @@ class RankStep:
         self.stall_timeout_ms = stall_timeout_ms
         self.decisions = decisions  # a DecisionLog
         self.launcher = launcher
+        self.held_bytes = held_bytes  # None: nobody counts them
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank

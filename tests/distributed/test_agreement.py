@@ -67,6 +67,7 @@ MODES = {
     "split": ("", {"hint": "bfw"}),
     "zb-h1": ("", {"hint": "zb-h1", "slack": None}),
     "deterministic": ("", {"deterministic": True}),
+    "bytes": ("", {"max_in_flight": "100B", "activation_bytes": 30}),
     "mid": ("", {"microbatch_order": "mid", "costs": [3, 1, 2, 5, 4, 6]}),
 }
 
@@ -80,6 +81,19 @@ def test_gradients_equal_the_reference_and_orders_agree(name):
     assert answers[0][1] == answers[1][1]  # the members of stage 0
     assert answers[2][1] == answers[3][1]
     assert len(answers[0][1]) == len(set(answers[0][1])) >= 12
+
+
+def run_refused(rank, num_ranks, options):
+    try:
+        run_mode(rank, num_ranks, "", options)
+    except ValueError as error:
+        return str(error)
+
+
+def test_members_cannot_measure_bytes_alike():
+    """Sizes that every member has seen for itself may differ, and with them their decisions."""
+    answers = worker_group(NUM_RANKS).values(run_refused, {"max_in_flight": "100B"})
+    assert all("activation_bytes for every stage" in answer for answer in answers)
 
 
 @pytest.mark.slow

@@ -130,8 +130,18 @@ BAD = {
     **options("num_microbatches", [-1, 0, 3], []),
     **options("num_microbatches", ["4", 4.5], [], error="TypeError"),
     **options("max_in_flight", [0, -1], []),
-    **options("max_in_flight", ["banana", "1f1b+x", "24GiB"], []),
+    **options("max_in_flight", ["banana", "1f1b+x", "24XiB", "0B"], []),
     **options("max_in_flight", [1.5, NAN, {}], [], error="TypeError"),
+    "bytes at slack 0": Bad({"max_in_flight": "1KiB", "slack": 0, "hint": "1f1b"},
+                            ["max_in_flight", "1KiB", "slack 0"]),
+    "bytes too few for a microbatch": Bad(
+        {"max_in_flight": "1KiB", "activation_bytes": {0: 5, 1: [7, 7, 2000, 7], 2: 5}},
+        ["max_in_flight", "1.00 KiB", "rank 1", "microbatch 2", "1.95 KiB"]),
+    "activation_bytes of too few microbatches": Bad(
+        {"activation_bytes": {1: [1, 2, 3]}}, ["activation_bytes[1]", "3", "4"]),
+    "activation_bytes of no stage": Bad({"activation_bytes": {3: 1}}, ["activation_bytes", "3"]),
+    **options("activation_bytes", [-1, 2**47, "5", "2 gigs"], []),
+    **options("activation_bytes", [1.5, [1], {0: None}, True], [], error="TypeError"),
     **options("slack", [-1, "soon"], []),
     **options("slack", [1.5, []], [], error="TypeError"),
     **options("microbatch_order", ["sideways"], ["mid"]),
@@ -173,6 +183,11 @@ BAD = {
     "ranks disagree on M": Bad(
         on_rank(2, num_microbatches=7), ["4", "7", "rank 2"], where="processes"
     ),
+    "ranks disagree on activation_bytes": Bad(
+        lambda rank: {"max_in_flight": "1KiB", "activation_bytes": 10 + rank},
+        ["activation_bytes", "rank 0", "10", "11"], where="processes"),
+    "ranks disagree on bytes": Bad(
+        on_rank(1, max_in_flight="1KiB"), ["max_in_flight", "1024 B"], where="processes"),
     "ranks disagree on limit": Bad(
         on_rank(0, max_in_flight=2), ["max_in_flight", "2"], where="processes"
     ),

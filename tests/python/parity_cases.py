@@ -15,7 +15,8 @@ FACTORS = {
     "split": [None, True],
     "deterministic": [False, True],
     "slack": [0, 3, None, "auto"],
-    "limit": ["least", "list", "P", "2P", "1f1b+2", "default", "unlimited"],
+    "limit": ["least", "list", "P", "2P", "1f1b+2", "default", "unlimited",
+              "bytes", "bytes and units", "measured bytes"],
     "reduction": ["mean", "sum", "weights"],
     "order": ["given", "mid", "list", "callable"],
     "dtype": ["float64", "float32"],
@@ -86,6 +87,12 @@ class Case:
             return [text for text in self.user_order if text.startswith(str(stage))]
         return None
 
+    def activation_bytes(self, costs):
+        """By stage and microbatch; None where the limit is not in bytes, or sizes are measured."""
+        if self.limit not in ("bytes", "bytes and units") or self.slack == 0:
+            return None
+        return {s: [round(100 * cost) + s for cost in costs] for s in range(self.num_ranks)}
+
     def max_in_flight(self):
         """The limit asked for; with slack 0 never less than the order's own peak."""
         p, named = self.num_ranks, self.limit
@@ -93,6 +100,11 @@ class Case:
             return None if named == "default" else named
         if named == "unlimited":
             return 10_000
+        if "bytes" in named:  # lengths are up to 5
+            if self.slack == 0:
+                return None
+            sizes = {"bytes": "900B", "measured bytes": "0.6KiB"}
+            return sizes.get(named) or ["900B" if s % 2 == 0 else 2 for s in range(p)]
         wanted = {"least": [1] * p, "list": [1 + s % 3 for s in range(p)], "1f1b+2": [1] * p}
         limits = wanted.get(named, [p if named == "P" else 2 * p] * p)
         if self.slack == 0:

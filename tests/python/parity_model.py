@@ -169,9 +169,11 @@ def random_valid_order(seed, num_stages, num_microbatches, same_forwards=False):
     return texts
 
 
-def peak_units(texts):
+def peak_units(texts, sizes=None):
+    """The most in flight at once: microbatches, or what they take by ``sizes``."""
     held = peak = 0
     for text in texts:
-        held += 1 if "F" in text else -1
+        size = 1 if sizes is None else sizes[int(text.split("F" if "F" in text else "B")[1])]
+        held += size if "F" in text else -size
         peak = max(peak, held)
     return peak

@@ -43,6 +43,7 @@ def step_options(case, costs):
         "split_backward": case.split,
         "deterministic": case.deterministic,
         "max_in_flight": case.max_in_flight(),
+        "activation_bytes": case.activation_bytes(costs),
         "loss_reduction": factors_of(case)[1],
         "grad_scale": case.grad_scale,
         "microbatch_order": case.microbatch_order(costs) if case.order == "list" else case.order,
@@ -149,15 +150,21 @@ def check_orders(case, answers):
             assert len(texts) == len(set(texts)) == 2 * case.num_microbatches
             if case.slack == 0 and case.fixed_texts(stage, costs) is not None:
                 assert texts == case.fixed_texts(stage, costs), f"order of stage {stage}"
-            check_limit(case, stage, texts)
+            check_limit(case, stage, texts, costs)
 
 
-def check_limit(case, stage, texts):
+def check_limit(case, stage, texts, costs):
     limit = case.max_in_flight()
     if isinstance(limit, list):
         limit = limit[stage]
     if limit == "1f1b+2":
         limit = case.num_ranks - stage + 2
+    if isinstance(limit, str):
+        sizes = case.activation_bytes(costs)
+        if sizes is not None:
+            held = model.peak_units(texts, sizes[stage])
+            assert held <= 900, f"stage {stage} held {held} bytes"
+        return
     if limit is None and case.slack != 0:
         limit = case.num_ranks
     if limit is not None:

@@ -11,7 +11,7 @@ from rrfp import boundary
 from rrfp.agreement import mid_order
 from rrfp.hints import NAMES, normalise_hint
 from rrfp.layout import make_layout
-from rrfp.limits import limits_per_rank
+from rrfp.limits import in_flight_limit, size_in_bytes
 
 INDEX = st.integers(0, 2**31 - 1)
 
@@ -58,11 +58,21 @@ def test_mid_order_rises_then_falls(costs):
 
 def test_limits():
     layout = make_layout(4, None, "loop")
-    assert limits_per_rank(None, layout) == ()
-    assert limits_per_rank(3, layout) == (3, 3, 3, 3)
-    assert limits_per_rank([4, 3, 2, 1], layout) == (4, 3, 2, 1)
-    assert limits_per_rank("1f1b", layout) == (4, 3, 2, 1)
-    assert limits_per_rank("1f1b+2", layout) == (6, 5, 4, 3)
+    units = {None: (), 3: (3, 3, 3, 3), (4, 3, 2, 1): (4, 3, 2, 1), "1f1b": (4, 3, 2, 1),
+             "1f1b+2": (6, 5, 4, 3)}
+    for given_limit, expected in units.items():
+        limit = in_flight_limit(given_limit, layout, "auto")
+        assert (limit.units, limit.num_bytes) == (expected, ())
+    mixed = in_flight_limit([4, "1KiB", 2, "2 kB"], layout, None)
+    assert (mixed.units, mixed.num_bytes) == ((4, 0, 2, 0), (None, 1024, None, 2000))
+
+
+def test_sizes():
+    sizes = {"24GiB": 24 << 30, "1.5 GB": 1_500_000_000, "7B": 7, "512 MiB": 512 << 20,
+             "2TiB": 2 << 40, "3kB": 3000, "3KiB": 3072}
+    assert {text: size_in_bytes(text) for text in sizes} == sizes
+    for text in ("", "24", "GiB", "-1GiB", "24GiBs", "1e3B", "24 gib", "1f1b", "nanB", "1..5GB"):
+        assert size_in_bytes(text) is None
 
 
 class FakeInbound:

@@ -1,6 +1,7 @@
 // PlainArbiter: the obvious rule as an arbiter, for searches that must find its deadlocks. The
 // lowest position that is within slack (backwards and weight gradients are exempt) and, for an F,
-// while a unit is free (in bytes: while it fits); what completes parameter gradients keeps the step's order if asked to.
+// while a unit is free (in bytes: if it fits); what completes parameter gradients keeps the step's
+// order if asked to.
 #pragma once
 
 #include <set>

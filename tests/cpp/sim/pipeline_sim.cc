@@ -95,7 +95,6 @@ struct Counts {
     of["held back for the earliest"] += admission.not_earliest_held;
     of["admitted by bytes"] += admission.bytes;
     of["held back by bytes"] += admission.bytes_held;
-    of["admitted above a limit in bytes"] += admission.bytes_above_limit;
   }
   void print() const {
     std::string text;

@@ -11,16 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "byte_rule.hpp"
 #include "schedule.hpp"
 
 namespace rrfp::test {
-
-// How often forwards were admitted by each rule, and how often one was ready and held back.
-struct AdmissionCounts {
-  std::int64_t levelled = 0, earliest = 0, not_earliest = 0;
-  std::int64_t levelled_held = 0, not_earliest_held = 0;
-  std::int64_t bytes = 0, bytes_held = 0, bytes_above_limit = 0;
-};
 
 class StepChecker {
  public:
@@ -28,10 +22,8 @@ class StepChecker {
   // has_history: the ranks had learnt how long tasks take before the step.
   StepChecker(const RandomStep& step, const StepPlan& plan, const Schedule& schedule,
               bool has_history = false)
-      : step_(step),
-        plan_(plan),
-        schedule_(schedule),
-        has_history_(has_history),
+      : step_(step), plan_(plan), schedule_(schedule), has_history_(has_history),
+        bytes_(step, plan),
         slack_(step.options().slack == kAutoSlack ? plan.options().slack : step.options().slack) {}
 
   // The first thing that is wrong, in words; empty when nothing is. A step that has lost the
@@ -57,24 +49,25 @@ class StepChecker {
     std::int64_t free_from_ns = 0;
     std::int64_t longest_ns = 0;                 // F or W so far
     std::vector<Task> order;                     // by position
-    std::vector<std::int32_t> position;          // by index()
     std::vector<bool> is_claimed;                // by position
+    std::vector<std::int32_t> position;          // by index()
     std::size_t first_unclaimed = 0;
     std::vector<std::int32_t> held, forwards;    // by microbatch
-    std::int64_t limit_bytes = -1;               // -1: it counts units
     std::vector<std::int64_t> bytes;             // by microbatch
     std::map<std::int32_t, std::int32_t> weights;  // by stage: how many have run
   };
 
-  std::size_t num_entries() const { return step_.num_tasks(); }
   std::size_t index(const Task& task) const { return step_.index(task); }
   static bool is_forward(const Task& task) { return task.kind == TaskKind::kForward; }
+  static bool waits(const Task& task) {
+    return is_forward(task) || task.kind == TaskKind::kWeightGrad;
+  }
   static bool gives_back(const Task& task) {
     return task.kind == TaskKind::kBackward || task.kind == TaskKind::kWeightGrad;
   }
 
   std::string check_once(bool is_complete) {
-    std::vector<bool> has_run(num_entries(), false);
+    std::vector<bool> has_run(step_.num_tasks(), false);
     std::size_t num_run = 0;
     for (std::int32_t rank = 0; rank < step_.num_ranks(); ++rank) {
       for (const VirtualTask& ran : schedule_.ranks[rank]) {
@@ -130,14 +123,12 @@ class StepChecker {
     const std::int32_t moved = is_forward(task) ? 1 : gives_back(task) ? -1 : 0;
     rank.units += moved;
     rank.held[task.microbatch] += moved;
-    if (rank.limit_bytes >= 0) rank.bytes[task.microbatch] += moved * size(task);
+    if (bytes_.applies()) rank.bytes[task.microbatch] += moved * bytes_.size(task);
     rank.peak = std::max(rank.peak, rank.units);
     if (is_forward(task)) ++rank.forwards[task.microbatch];
     if (gives_back(task)) ++rank.weights[task.stage];
     rank.free_from_ns = ran.end_ns;
-    if (task.kind == TaskKind::kForward || task.kind == TaskKind::kWeightGrad) {
-      rank.longest_ns = std::max(rank.longest_ns, ran.end_ns - ran.start_ns);
-    }
+    if (waits(task)) rank.longest_ns = std::max(rank.longest_ns, ran.end_ns - ran.start_ns);
   }
 
   std::int32_t earliest(const Rank& rank) const {
@@ -156,64 +147,25 @@ class StepChecker {
       return !step_.options().weight_in_order || !gives_back(task) ||
              plan_.microbatch_order()[next_weight(rank, task.stage)] == task.microbatch;
     }
-    if (rank.limit_bytes >= 0) return fits(rank, task);
-    const std::int32_t free = rank.limit - rank.units;
-    if (!counts_bytes() && slack_ == kUnlimited && !step_.options().weight_in_order) {
+    const std::int32_t free = rank.limit - rank.units, kept = earliest(rank);
+    if (bytes_.applies()) {
+      const bool may = bytes_.fits(rank.held, rank.bytes, task, kept);
+      return ++(may ? counts.bytes : counts.bytes_held), may;
+    }
+    if (slack_ == kUnlimited && !step_.options().weight_in_order) {
       const bool may = free >= step_.num_chunks() - step_.chunk_of(task.stage);
       return ++(may ? counts.levelled : counts.levelled_held), may;
     }
-    const std::int32_t kept = earliest(rank);
     if (task.microbatch == kept) return ++counts.earliest, free >= 1;
     const bool may = free >= step_.num_chunks() - rank.held[kept] + 1;
     return ++(may ? counts.not_earliest : counts.not_earliest_held), may;
   }
-
-  // Limits in bytes: they hold for every rank of a step here.
-  bool counts_bytes() const { return !step_.options().limits_bytes.empty(); }
-  std::int64_t size(const Task& task) const {
-    return step_.options().activation_bytes[task.stage][task.microbatch];
-  }
-  bool fits(const Rank& rank, const Task& task) const {
-    const std::int32_t kept = earliest(rank);
-    std::int64_t free = rank.limit_bytes, most = 0;
-    bool is_first = task.microbatch == kept;  // and nothing before it is in flight
-    for (std::int32_t m = 0; m < step_.num_microbatches(); ++m) {
-      std::int64_t total = 0;
-      for (std::int32_t stage = 0; stage < step_.num_stages(); ++stage) {
-        if (step_.rank_of(stage) == step_.rank_of(task.stage)) {
-          total += size({stage, TaskKind::kForward, m});
-        }
-      }
-      most = std::max(most, total);
-      free -= rank.bytes[m];
-      is_first &= m == kept || rank.held[m] == 0 || !precedes(m, kept);
-    }
-    const std::int64_t need =
-        size(task) + (task.microbatch == kept ? 0 : most - rank.bytes[kept]);
-    counts.bytes_above_limit += is_first && free < need;
-    const bool may = is_first || free >= need;
-    return ++(may ? counts.bytes : counts.bytes_held), may;
-  }
-  bool precedes(std::int32_t m, std::int32_t other) const {
-    const auto& order = plan_.microbatch_order();
-    return std::find(order.begin(), order.end(), m) < std::find(order.begin(), order.end(), other);
-  }
-  // Whether a forward must not pass another of its stage that was ready at that moment.
   bool is_behind(const Rank& rank, std::size_t at, std::int64_t now_ns) const {
-    const Task& task = rank.order[at];
-    if (rank.limit_bytes < 0 || !is_forward(task) || task.microbatch == earliest(rank)) {
-      return false;
-    }
-    for (std::size_t before = rank.first_unclaimed; before < at; ++before) {
-      const Task& other = rank.order[before];
-      if (!rank.is_claimed[before] && is_forward(other) && other.stage == task.stage &&
-          ready_ns_[index(other)] != kNotReady && ready_ns_[index(other)] < now_ns) {
-        return true;
-      }
-    }
-    return false;
+    return bytes_.is_behind(rank.order, at, earliest(rank), [&](std::size_t before) {
+      const std::int64_t ready_ns = ready_ns_[index(rank.order[before])];
+      return !rank.is_claimed[before] && ready_ns != kNotReady && ready_ns < now_ns;
+    });
   }
-
   static std::size_t next_weight(const Rank& rank, std::int32_t stage) {
     const auto it = rank.weights.find(stage);
     return it == rank.weights.end() ? 0 : static_cast<std::size_t>(it->second);
@@ -263,7 +215,7 @@ class StepChecker {
     for (std::int32_t at = 0; step_.options().order.empty() && at < hint.num_tasks(); ++at) {
       rank.order.push_back(plan_.table(number).task(hint.local_at(at)));
     }
-    rank.position.assign(num_entries(), -1);
+    rank.position.assign(step_.num_tasks(), -1);
     std::int32_t units = 0, peak = 0;
     for (std::size_t at = 0; at < rank.order.size(); ++at) {
       rank.position[index(rank.order[at])] = static_cast<std::int32_t>(at);
@@ -271,17 +223,14 @@ class StepChecker {
       peak = std::max(peak, units);
     }
     for (const Task& task : rank.order) {
-      const bool waits = task.kind == TaskKind::kForward || task.kind == TaskKind::kWeightGrad;
-      if (has_history_ && waits) {
-        rank.longest_ns = std::max(rank.longest_ns, step_.duration_ns(task));
-      }
+      if (!has_history_ || !waits(task)) continue;
+      rank.longest_ns = std::max(rank.longest_ns, step_.duration_ns(task));
     }
     rank.is_claimed.assign(rank.order.size(), false);
     rank.held.assign(step_.num_microbatches(), 0);
     rank.forwards.assign(step_.num_microbatches(), 0);
     rank.bytes.assign(step_.num_microbatches(), 0);
-    if (counts_bytes()) rank.limit_bytes = step_.options().limits_bytes[number];
-    rank.limit = counts_bytes()                    ? INT32_MAX
+    rank.limit = bytes_.applies()                  ? INT32_MAX
                  : !step_.options().limits.empty() ? step_.options().limits[number]
                  : slack_ == 0                   ? peak
                  : step_.num_chunks() == 1       ? step_.num_ranks()
@@ -293,6 +242,7 @@ class StepChecker {
   const StepPlan& plan_;
   const Schedule& schedule_;
   const bool has_history_;
+  const ByteRule bytes_;
   const std::int32_t slack_;
   std::vector<std::int64_t> ready_ns_;  // by index()
 };
