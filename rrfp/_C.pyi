@@ -181,6 +181,8 @@ def join_control(
     run: int,
     heartbeat_ms: int,
     peer_timeout_ms: int,
+    spin_us: int,
+    spin_yields: bool,
     agreement: AgreementSegment | None = None,
 ) -> Runtime: ...
 def cuda_support() -> dict[str, str | int | bool]: ...

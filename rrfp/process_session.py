@@ -13,6 +13,7 @@ from rrfp.agreement_group import GroupSetUp, settle
 from rrfp.arguments import is_timeout
 from rrfp.device import Launcher, join_devices, same_kind_devices, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
+from rrfp.idle_spin import count_ranks_here, idle_spin
 from rrfp.layout import (
     check_fits_devices,
     check_modules,
@@ -156,18 +157,19 @@ class ProcessSession(Session):
         self.is_grouped = segment is not None
         self.waits = not self.is_grouped  # the other members know nothing of this rank's clock
         self.refusal = None  # the last error that all ranks agreed on
-        _C.set_spin_us(SETTINGS.spin_us)
         token, run = rendezvous.token()
         try:
             control = _C.connect_control(
                 listener, rendezvous.member.rank, addresses, token, run, rendezvous.time_left_ms()
             )
             if devices is None:
+                spin_us, yields = idle_spin(count_ranks_here(listener.address, addresses))
                 self._runtime = _C.join_control(
                     control, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s),
-                    segment,
+                    spin_us, yields, segment,
                 )
             else:
+                _C.set_spin_us(SETTINGS.spin_us or 0)
                 (device,) = set(devices.values())
                 self._runtime = join_devices(
                     rendezvous, control, run, layout.directed_edges, device, transport

@@ -12,7 +12,8 @@ class Settings:
     Attributes:
         heartbeat_ms: RRFP_HEARTBEAT_MS. How often a rank says that it is alive.
         peer_timeout_s: RRFP_PEER_TIMEOUT_S. Silence after which a process counts as lost.
-        spin_us: RRFP_SPIN_US. How long the progress thread spins before it sleeps.
+        spin_us: RRFP_SPIN_US. How long an idle worker between processes looks for messages before
+            it sleeps, and with GPUs the progress thread. None: by the number of cores.
         socket_interfaces: RRFP_SOCKET_IFNAME. Network interfaces at which other hosts reach this
             one, by name or beginning of a name, comma-separated, best first.
         dump_signal: RRFP_DUMP_SIGNAL, such as SIGUSR1: a process that gets it says on stderr what
@@ -24,7 +25,7 @@ class Settings:
 
     heartbeat_ms: int = 500
     peer_timeout_s: float = 60.0
-    spin_us: int = 0
+    spin_us: int | None = None
     close_timeout_s: float = 5.0
     guard: bool = True
     waiting: bool = True
@@ -41,9 +42,10 @@ def _number(environment, name, convert, default, least):
     except ValueError:
         value = None
     if value is None or not value >= least:
+        usual = "" if default is None else f", {default}"
         raise ValueError(
             f"{name} is {text!r}; it must be a number of at least {least}. Unset it for the "
-            f"default, {default}."
+            f"default{usual}."
         )
     return value
 

@@ -39,7 +39,7 @@ std::thread start_without_signals(void (*body)(void*), void* argument) {
   return thread;
 }
 
-void watch(int epoll_fd, int fd, std::uint32_t events) {
+void watch_fd(int epoll_fd, int fd, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -76,8 +76,8 @@ void ProgressThread::State::start(Progressing* first) {
   epoll = Descriptor::open([] { return epoll_create1(EPOLL_CLOEXEC); });
   if (!epoll) throw std::system_error(errno, std::generic_category(), "rrfp: epoll_create1");
   doorbell = std::make_unique<Doorbell>();
-  watch(epoll.get(), doorbell->fd(), EPOLLIN | EPOLLET);
-  if (first->wait_fd() >= 0) watch(epoll.get(), first->wait_fd(), EPOLLIN);
+  watch_fd(epoll.get(), doorbell->fd(), EPOLLIN | EPOLLET);
+  if (first->wait_fd() >= 0) watch_fd(epoll.get(), first->wait_fd(), EPOLLIN);
   members.push_back(first);
   // The new thread has taken version 0: it finds a later one, and its member.
   version_wanted.fetch_add(1, std::memory_order_relaxed);  // starting a thread orders it
@@ -168,7 +168,7 @@ void ProgressThread::add(Progressing* member) {
   State& state = *state_;
   std::lock_guard lifecycle(state.lifecycle_mutex);
   if (state.members.empty()) return state.start(member);
-  if (member->wait_fd() >= 0) watch(state.epoll.get(), member->wait_fd(), EPOLLIN);
+  if (member->wait_fd() >= 0) watch_fd(state.epoll.get(), member->wait_fd(), EPOLLIN);
   state.change_members([&] { state.members.push_back(member); });
 }
 
@@ -190,5 +190,14 @@ void ProgressThread::remove(Progressing* member) {
 void ProgressThread::set_spin_us(std::int64_t spin_us) {
   state_->spin_ns.store(spin_us * 1000, std::memory_order_relaxed);  // a setting
 }
+
+// Fails only for a member that is being removed, which needs no watching any more.
+void ProgressThread::watch(Progressing* member, bool on) {
+  epoll_event event{};
+  event.events = on ? EPOLLIN : 0u;
+  (void)epoll_ctl(state_->epoll.get(), EPOLL_CTL_MOD, member->wait_fd(), &event);
+}
+
+void ProgressThread::look() { state_->doorbell->ring(); }
 
 }  // namespace rrfp

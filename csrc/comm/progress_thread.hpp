@@ -1,4 +1,5 @@
-// ProgressThread: the one thread of the process that calls progress(). It never takes the
+// ProgressThread: the one thread of the process that calls progress(), unless a member's worker
+// has taken its transport over for a while (runtime/worker_progress.hpp). It never takes the
 // GIL, never throws, and allocates nothing per message.
 //
 // It sleeps in epoll_wait on the transports' descriptors, after a bounded spin when the host
@@ -6,7 +7,8 @@
 // member is called at least every kTickMs: heartbeats, time-outs and the stall watch hang
 // on it.
 //
-// Threads  add() and remove() from any thread but this one. remove() returns only when the
+// Threads  add() and remove() from any thread but this one; watch() and look() from any, between
+//          add() and remove(). remove() returns only when the
 //          thread is not inside the member and will not enter it again, so the member may then
 //          be destroyed. The thread blocks all signals; its name is rrfp-progress.
 // Edges    M1  the member list is taken anew (acquire) when its version was raised (release).
@@ -46,6 +48,10 @@ class ProgressThread {
   void add(Progressing* member);
   void remove(Progressing* member);
   void set_spin_us(std::int64_t spin_us);
+  // By a member, or about one: whether its wait_fd() wakes the thread; at first it does.
+  void watch(Progressing* member, bool on);
+  // By a member: the thread makes a pass soon, whatever the descriptors say.
+  void look();
 
  private:
   ProgressThread();

@@ -58,12 +58,12 @@ ControlLink connect_control(SocketListener& listener, std::int32_t rank,
 
 std::unique_ptr<RuntimeHandle> join_control(ControlLink& control, std::uint64_t run,
                                             std::int64_t heartbeat_ms,
-                                            std::int64_t peer_timeout_ms,
-                                            AgreementHandle* agreement) {
+                                            std::int64_t peer_timeout_ms, std::int64_t spin_us,
+                                            bool spin_yields, AgreementHandle* agreement) {
   RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
-  return std::make_unique<RuntimeHandle>(std::move(control.transport),
-                                         RuntimeOptions{run, heartbeat_ms, peer_timeout_ms},
-                                         nullptr,
+  RuntimeOptions options{run, heartbeat_ms, peer_timeout_ms, spin_us, spin_yields};
+  options.worker_moves_messages = true;
+  return std::make_unique<RuntimeHandle>(std::move(control.transport), options, nullptr,
                                          agreement != nullptr ? agreement->take() : nullptr);
 }
 
@@ -91,7 +91,8 @@ void bind_transport(py::module_& module) {
              py::arg("addresses"), py::arg("token"), py::arg("run"), py::arg("timeout_ms"),
              "Joins the ranks at `addresses`; waits without the GIL. Raises StatusError.");
   module.def("join_control", &join_control, py::arg("control"), py::arg("run"),
-             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"), py::arg("agreement") = nullptr,
+             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"), py::arg("spin_us"),
+             py::arg("spin_yields"), py::arg("agreement") = nullptr,
              "The runtime of a rank on the CPU, out of its connections.");
   module.def("set_spin_us", &set_spin_us, py::arg("spin_us"),
              "How long the progress thread spins before it sleeps.");

@@ -25,6 +25,7 @@ RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions op
     : options_(options),
       agreement_(std::move(agreement)),
       transport_(std::move(transport)),
+      progress_(*transport_, options_),
       heartbeats_(transport_->num_ranks()),
       mailbox_(transport_->num_ranks()),
       watch_(transport_->rank(), transport_->num_ranks(), options.peer_timeout_ms,
@@ -41,6 +42,11 @@ void RankRuntime::join_progress_thread() {
   if (has_joined_ || is_closed_ || options_.is_driven) return;
   ProgressThread::instance().add(this);
   has_joined_ = true;
+  // The members of a group sleep on a bell of their own, which no descriptor goes with.
+  if (agreement_ == nullptr) progress_.share(this);
+  if (!progress_.is_shared()) return;
+  wake_.open();
+  sends_.open();
 }
 
 void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t step,
@@ -96,6 +102,7 @@ const StepEngine& RankRuntime::engine() const {
 ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
   RRFP_INVARIANT(step_ != nullptr, "claim() before begin_step()");
   std::int64_t deadline_ns = 0;
+  WorkerProgress::Hold hold(progress_);
   while (true) {
     const std::uint32_t ticket = prepare_claim();
     if (is_aborted()) return {ClaimOutcome::kAborted, -1};
@@ -106,16 +113,21 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
       board_.set_running(step_->engine.table().task(choice.local), now_ns);
       if (agreement_ != nullptr) agreement_->set_inside(true);
       if (step_->engine.plan().waits()) announce_start(choice.local);
+      const std::int64_t usual_ns = step_->engine.usual_duration_ns(choice.local);
+      if (usual_ns > 0 && usual_ns <= WorkerProgress::kShortTaskNs) hold.lend();
       return {ClaimOutcome::kTask, choice.local};
     }
     if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
     if (agreement_ != nullptr && !can_go_on(choice)) continue;
     blocked(choice, now_ns);
     if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
-    if (now_ns >= deadline_ns) return {ClaimOutcome::kTimeout, -1, choice.wait_until_ns};
+    if (now_ns >= deadline_ns) {
+      hold.lend();
+      return {ClaimOutcome::kTimeout, -1, choice.wait_until_ns};
+    }
     std::int64_t sleep_ns = std::min(deadline_ns - now_ns, kReportNs);
     if (choice.wait_until_ns > 0) sleep_ns = std::min(sleep_ns, choice.wait_until_ns - now_ns);
-    sleep(ticket, sleep_ns);
+    sleep(hold, ticket, sleep_ns);
   }
 }
 
@@ -152,17 +164,12 @@ void RankRuntime::blocked(const Choice& choice, std::int64_t now_ns) {
                      source_stage < 0 ? -1 : step_->engine.plan().graph().rank_of(source_stage));
 }
 
-void RankRuntime::sleep(std::uint32_t ticket, std::int64_t timeout_ns) {
-  if (options_.spin_us > 0) {
-    const std::int64_t end_ns = now() + std::min(timeout_ns, options_.spin_us * 1000);
-    do {
-      if (prepare_claim() != ticket) return;
-    } while (now() < end_ns);
-  }
+void RankRuntime::sleep(WorkerProgress::Hold& hold, std::uint32_t ticket,
+                        std::int64_t timeout_ns) {
   if (agreement_ != nullptr) {
     agreement_->bell().wait(ticket, timeout_ns);
   } else {
-    wake_.wait(ticket, timeout_ns);
+    hold.wait(wake_, ticket, timeout_ns);
   }
 }
 
@@ -257,12 +264,13 @@ bool RankRuntime::wait_sends(std::int64_t timeout_ms) {
 }
 
 bool RankRuntime::wait_outstanding(std::int64_t until_ns, bool ends_on_abort) {
+  WorkerProgress::Hold hold(progress_);
   while (true) {
     const std::uint32_t ticket = sends_.prepare();
     if (outstanding_.load(std::memory_order_acquire) == 0) return true;  // G3
     const std::int64_t left_ns = until_ns - now();
     if (left_ns <= 0 || (ends_on_abort && is_aborted())) return false;
-    sends_.wait(ticket, left_ns);
+    hold.wait(sends_, ticket, left_ns);
   }
 }
 
@@ -296,6 +304,7 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
     board_.set(Activity::kEntering, now());
   }
   const std::int64_t until_ns = now() + timeout_ms * kNsPerMs;
+  WorkerProgress::Hold hold(progress_);
   while (true) {
     const std::uint32_t ticket = wake_.prepare();
     // First: what the peer said before it went counts.
@@ -310,7 +319,7 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
     }
     const std::int64_t left_ns = until_ns - now();
     if (left_ns <= 0) return std::nullopt;
-    wake_.wait(ticket, left_ns);
+    hold.wait(wake_, ticket, left_ns);
   }
 }
 

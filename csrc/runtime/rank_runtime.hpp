@@ -3,8 +3,8 @@
 // when something breaks.
 //
 // Threads   The worker calls begin_step ... end_step and everything marked W. The progress
-//           thread (LocalTransport: the sender's worker) calls the MessageSink side. abort()
-//           may come from anywhere.
+//           thread, the worker while it waits (worker_progress.hpp) or, with LocalTransport, the
+//           sender's worker calls the MessageSink side. abort() may come from anywhere.
 // Progress  A message is delivered, and a task claimed and retired, without a lock. Locks are
 //           for what is rare: messages of a step that this rank has not begun, control, aborts.
 // Waits     claim(), recv_control(), wait_sends() and close() all end on abort() and at their
@@ -33,7 +33,7 @@
 //           G3  on_sent() pushes on sent_ (PushList), then lowers outstanding_ with release;
 //               wait_sends() acquires: when nothing is outstanding, take_sent() gets all.
 //           G4  aborted_ is stored seq_cst before the wake-up; the worker looks at it after
-//               EventCount::prepare(), so it cannot sleep through an abort.
+//               WakeBell::prepare(), so it cannot sleep through an abort.
 //           G5  is_closing_: release in close(), acquire in tick() and on_peer_lost(). Nothing is
 //               ordered but the flag itself.
 //           G6  A heartbeat's is_posted: cleared with release in on_sent(), acquired by
@@ -51,33 +51,22 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.hpp"
-#include "base/event_count.hpp"
 #include "base/push_list.hpp"
 #include "base/status.hpp"
 #include "comm/agreement_segment.hpp"
 #include "comm/payload_pool.hpp"
 #include "comm/progress_thread.hpp"
 #include "comm/transport.hpp"
+#include "comm/wake_bell.hpp"
 #include "runtime/control_mailbox.hpp"
 #include "runtime/peer_watch.hpp"
 #include "runtime/rank_state.hpp"
+#include "runtime/runtime_options.hpp"
 #include "runtime/step_clock.hpp"
 #include "runtime/step_engine.hpp"
+#include "runtime/worker_progress.hpp"
 
 namespace rrfp {
-
-struct RuntimeOptions {
-  std::uint64_t run = 0;
-  std::int64_t heartbeat_ms = 500;
-  std::int64_t peer_timeout_ms = 60000;  // silence after which a peer counts as lost
-  std::int64_t spin_us = 0;              // how long an idle worker looks before it sleeps
-  // Tasks that usually take less are not announced: they end about when the word of their start
-  // could be acted on, and it would cost as much as their own message.
-  std::int64_t least_announced_us = 500;
-  ReadClock now_ns = steady_now_ns;
-  bool is_driven = false;  // no progress thread: the owner calls progress() and tick(), as tests do
-};
 
 enum class ClaimOutcome : std::uint8_t { kTask, kDone, kTimeout, kAborted };
 
@@ -159,7 +148,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   void on_control(std::int32_t peer, const MessageHeader& header,
                   std::span<const std::byte> body) override;
   void on_peer_lost(std::int32_t peer, const Status& status) override;
-  std::size_t progress(std::int64_t now_ns) override { return transport_->progress(now_ns); }
+  std::size_t progress(std::int64_t now_ns) override { return progress_.pass(now_ns); }
   void tick(std::int64_t now_ns) override;
   int wait_fd() const override { return transport_->wait_fd(); }
 
@@ -194,7 +183,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   void blocked(const Choice& choice, std::int64_t now_ns);
   void announce_start(std::int32_t local);
   void on_started(const MessageHeader& header);
-  void sleep(std::uint32_t ticket, std::int64_t timeout_ns);
+  void sleep(WorkerProgress::Hold& hold, std::uint32_t ticket, std::int64_t timeout_ns);
   std::int64_t now() const { return options_.now_ns(); }
   bool is_aborted() const { return aborted_.load(std::memory_order_seq_cst); }  // G4
   void post(std::int32_t peer, OutboundMessage* message);
@@ -217,8 +206,9 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::unique_ptr<AgreementSegment> agreement_;  // null: this rank decides alone
   std::unique_ptr<Transport> transport_;
   PayloadPool pool_;
-  EventCount wake_;       // the worker sleeps here for tasks, control and aborts
-  EventCount sends_;      // and here for outstanding_ to become 0
+  WorkerProgress progress_;
+  WakeBell wake_;         // the worker sleeps here for tasks, control and aborts
+  WakeBell sends_;        // and here for outstanding_ to become 0
   bool has_joined_ = false;   // the progress thread knows us; the worker's
   bool is_closed_ = false;    // the worker's
   std::atomic<bool> is_closing_{false};  // losses and silence are no news any more

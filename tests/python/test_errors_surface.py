@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -92,6 +93,7 @@ def test_static_output_buffer_is_refused():
     class Slow(torch.nn.Linear):
         def forward(self, x):
             again.wait(10)
+            time.sleep(0.2)  # until the second forward was looked at, not just begun
             return super().forward(x)
 
     for forward_only in (False, True):
@@ -179,6 +181,7 @@ def test_an_aborted_runtime_raises_status_error():
 def test_settings():
     assert read_settings({"RRFP_SPIN_US": "20"}).spin_us == 20
     assert read_settings({}).peer_timeout_s == 60.0
+    assert read_settings({}).spin_us is None
     for name, text in (("RRFP_HEARTBEAT_MS", "0"), ("RRFP_PEER_TIMEOUT_S", "soon")):
         with pytest.raises(ValueError, match=f"{name} is '{text}'"):
             read_settings({name: text})

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "comm/wake_bell.hpp"
 
 namespace rrfp {
 namespace {
@@ -22,8 +23,8 @@ void watchdog_fired(int) {
   _exit(1);
 }
 
-template <class Condition>
-void wait_until(EventCount& event, Condition condition) {
+template <class Event, class Condition>
+void wait_until(Event& event, Condition condition) {
   while (!condition()) {
     const std::uint32_t ticket = event.prepare();
     if (condition()) return;
@@ -48,6 +49,32 @@ TEST_CASE(a_turn_handed_over_is_never_lost) {
   };
   std::thread other([&] { player(1); });
   player(0);
+  other.join();
+  CHECK(passed == kTurns);
+}
+
+// The same with one player asleep on a descriptor as well, which nobody ever writes to.
+TEST_CASE(a_bell_wakes_who_also_polls) {
+  constexpr std::uint32_t kTurns = 20000;
+  WakeBell bells[2];
+  Descriptor silent = Descriptor::open([] { return eventfd(0, EFD_CLOEXEC); });
+  bells[0].open();
+  std::atomic<std::uint32_t> turn{0};
+  std::uint64_t passed = 0;  // plain: handed over with the turn
+  const auto play = [&](std::uint32_t parity, const auto& wait) {
+    for (std::uint32_t t = parity; t < kTurns; t += 2) {
+      while (turn.load(std::memory_order_acquire) != t) {
+        const std::uint32_t ticket = bells[parity].prepare();
+        if (turn.load(std::memory_order_acquire) != t) wait(ticket);
+      }
+      ++passed;
+      turn.store(t + 1, std::memory_order_release);
+      bells[1 - parity].notify();
+    }
+  };
+  std::thread other(
+      [&] { play(1, [&](std::uint32_t ticket) { bells[1].wait(ticket, kHourNs); }); });
+  play(0, [&](std::uint32_t ticket) { bells[0].wait_or_readable(ticket, kHourNs, silent.get()); });
   other.join();
   CHECK(passed == kTurns);
 }

@@ -16,7 +16,8 @@ constexpr std::int64_t kNoStall = 60000;
 constexpr RuntimeOptions kOptions{.heartbeat_ms = 50, .peer_timeout_ms = 60000, .spin_us = 20,
                                   .least_announced_us = 1};
 
-std::vector<std::unique_ptr<RankRuntime>> make_socket_ranks(std::int32_t num_ranks) {
+std::vector<std::unique_ptr<RankRuntime>> make_socket_ranks(std::int32_t num_ranks,
+                                                            bool workers_move_messages) {
   std::vector<std::unique_ptr<SocketListener>> listeners;
   std::vector<std::string> addresses;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
@@ -39,6 +40,8 @@ std::vector<std::unique_ptr<RankRuntime>> make_socket_ranks(std::int32_t num_ran
       }
       RuntimeOptions options = kOptions;
       options.run = 77;
+      options.worker_moves_messages = workers_move_messages;
+      options.spin_yields = rank % 2 == 0;
       ranks[rank] = std::make_unique<RankRuntime>(std::move(transport), options);
     });
   }
@@ -134,16 +137,18 @@ TEST_CASE(many_steps_between_threads) {
 }
 
 TEST_CASE(many_steps_over_sockets) {
-  auto ranks = make_socket_ranks(3);
-  run_steps(ranks, 100);
+  for (const bool workers_move_messages : {false, true}) {
+    auto ranks = make_socket_ranks(3, workers_move_messages);
+    run_steps(ranks, 100);
+  }
 }
 
 TEST_CASE(aborts_at_any_moment) {
   for (std::uint64_t round = 0; round < 40; ++round) {
     abort_somewhere(make_ranks(3, kOptions), round);
   }
-  for (std::uint64_t round = 0; round < 10; ++round) {
-    abort_somewhere(make_socket_ranks(3), round);
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    abort_somewhere(make_socket_ranks(3, round % 2 == 0), round);
   }
 }
 

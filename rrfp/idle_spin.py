@@ -1,0 +1,32 @@
+"""How long an idle worker looks for its next task before it sleeps.
+
+To be woken takes the kernel tens of microseconds; to look takes a core. Where this process may
+use several cores for each rank of this host, one of them is spared for a millisecond at a time.
+Elsewhere the look is about as long as a wake-up takes, and yields to whatever else wants to run.
+"""
+
+import os
+
+from rrfp.settings import SETTINGS
+
+_CORES_PER_RANK = 3  # so that the spinning one is not missed by the others' computation
+_SPARE_CORE_US = 1000
+_SCARCE_CORE_US = 50
+
+
+def idle_spin(num_ranks_here):
+    """(microseconds, whether to yield in between); RRFP_SPIN_US is taken as it is."""
+    if SETTINGS.spin_us is not None:
+        return SETTINGS.spin_us, False
+    if len(os.sched_getaffinity(0)) >= _CORES_PER_RANK * num_ranks_here:
+        return _SPARE_CORE_US, False
+    return _SCARCE_CORE_US, True
+
+
+def count_ranks_here(address, addresses):
+    """How many ranks' published addresses name the host that ``address`` does."""
+    return sum(_host(other) == _host(address) for other in addresses)
+
+
+def _host(address):
+    return address.rpartition("tcp:")[2].rpartition(":")[0] if "tcp:" in address else ""
