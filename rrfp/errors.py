@@ -15,13 +15,16 @@ class RrfpError(RuntimeError):
         rank: The pipeline rank it is about; None where no one rank is.
         stage: The stage it is about, or None.
         task: The task it is about as a text such as ``"2F0"``, or None.
+        report: What each rank was doing when the step ended, with its last decisions, as
+            ``Pipeline.dump(as_json=True)`` has it; None where no step had begun.
     """
 
-    def __init__(self, message, *, rank=None, stage=None, task=None):
+    def __init__(self, message, *, rank=None, stage=None, task=None, report=None):
         super().__init__(message)
         self.rank = rank
         self.stage = stage
         self.task = task
+        self.report = report
 
 
 class StageError(RrfpError):
@@ -97,7 +100,7 @@ def stage_failure_text(task, error, traceback_text):
     return f"{task}\n{line}\n{kept}".encode("utf-8", "replace").decode()
 
 
-def _stage_error(rank, message):
+def _stage_error(rank, message, report):
     task, line, traceback_text = (message.split("\n", 2) + ["", ""])[:3]
     try:
         stage, kind, microbatch = _C.parse_task(task)
@@ -113,12 +116,13 @@ def _stage_error(rank, message):
         stage=stage,
         task=task,
         original_traceback=traceback_text,
+        report=report,
     )
 
 
-def error_from_status(code, origin_rank, message):
-    """The exception for a status of the core."""
+def error_from_status(code, origin_rank, message, report=None):
+    """The exception for a status of the core, with what the ranks were doing then."""
     rank = origin_rank if origin_rank >= 0 else None
     if code == _C.StatusCode.STAGE_FAILED:
-        return _stage_error(rank, message)
-    return _BY_CODE.get(code, RrfpError)(message, rank=rank)
+        return _stage_error(rank, message, report)
+    return _BY_CODE.get(code, RrfpError)(message, rank=rank, report=report)

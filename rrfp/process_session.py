@@ -275,7 +275,7 @@ class ProcessSession(Session):
             f"{self._runtime.describe()}"
         )
         self._runtime.abort(_C.StatusCode.TIMED_OUT, peer, text)
-        raise RankTimeoutError(text, rank=peer)
+        raise RankTimeoutError(text, rank=peer, report=self._describe())
 
     def _finish(self, request, result, decision, rank_step):
         """Wait until every rank has run its tasks, so that all see the step end alike.
@@ -356,10 +356,13 @@ class _Ending:
             return False  # every rank has raised it, and nothing was run
         runtime = session._runtime
         if isinstance(error, _C.StatusError):
+            report = session._describe()
             session.close("its last step ended with an error")
             is_mine = self.rank_step is not None and error.origin_rank == runtime.rank
             cause = self.rank_step.stage_error if is_mine else None
-            raise error_from_status(error.code, error.origin_rank, error.message) from cause
+            raise error_from_status(
+                error.code, error.origin_rank, error.message, report
+            ) from cause
         if isinstance(error, KeyboardInterrupt):
             runtime.abort(
                 _C.StatusCode.INTERRUPTED, runtime.rank,

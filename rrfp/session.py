@@ -23,7 +23,7 @@ from rrfp.device import (
     make_local_device_runtimes,
     refuse_shared_draws,
 )
-from rrfp.dump import DecisionLog, describe_ranks, dump_json, dump_text, install_handler
+from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
 from rrfp.modes import CallerModes
 from rrfp.report import StepReport, StepResult, rank_report
@@ -68,7 +68,6 @@ class Session:
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
         self._in_step = threading.Lock()
-        self._decisions = [DecisionLog() for _ in range(layout.num_ranks)]
         _open_sessions.add(self)
         install_handler(dump_all)
 
@@ -94,10 +93,11 @@ class Session:
     def dump(self, as_json):
         if self.closed_because is not None:
             raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
-        description = describe_ranks(self._own_runtimes(), self._decisions)
-        if as_json:
-            return dump_json(description)
-        return dump_text(description, in_one_process=self.shares_process)
+        description = self._describe()
+        return dump_json(description) if as_json else dump_text(description)
+
+    def _describe(self):
+        return describe_ranks(self._own_runtimes(), in_one_process=self.shares_process)
 
     def close(self, reason="close() was called"):
         """End the session; more than once is fine."""
@@ -188,7 +188,7 @@ class Session:
         random = StepRandom(decision.seed, self.counter, shares_process=self.shares_process)
         return RankStep(
             runtime, plan, self.layout, stage_steps, modes, random, self._step, timeout_ms,
-            self._decisions[runtime.rank], launcher, held_bytes,
+            launcher, held_bytes,
         )
 
 
@@ -318,6 +318,7 @@ class LocalSession(Session):
 
     def _raise_first(self, rank_steps, errors):
         own_bug = next((e for e in errors if not isinstance(e, _C.StatusError)), None)
+        report = self._describe()
         self.close("its last step ended with an error")
         if own_bug is not None:
             raise own_bug
@@ -325,7 +326,7 @@ class LocalSession(Session):
         cause = next(
             (r.stage_error for r in rank_steps if r.runtime.rank == first.origin_rank), None
         )
-        raise error_from_status(first.code, first.origin_rank, first.message) from cause
+        raise error_from_status(first.code, first.origin_rank, first.message, report) from cause
 
     def _end(self):
         if self._in_step.locked():

@@ -21,7 +21,7 @@ class RankStep:
 
     def __init__(
         self, runtime, plan, layout, stage_steps, modes, random, step, stall_timeout_ms,
-        decisions, launcher, held_bytes=None,
+        launcher, held_bytes=None,
     ):
         self.runtime = runtime
         self.plan = plan
@@ -30,7 +30,6 @@ class RankStep:
         self.random = random
         self.step = step
         self.stall_timeout_ms = stall_timeout_ms
-        self.decisions = decisions  # a DecisionLog
         self.launcher = launcher
         self.held_bytes = held_bytes  # None: nobody counts them
         self.times = None
@@ -61,7 +60,6 @@ class RankStep:
             while True:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:
-                    self.decisions.add(self.step, tasks, local)
                     try:
                         self._run_task(local, *tasks[local])
                     except (_C.StatusError, KeyboardInterrupt):

@@ -127,6 +127,9 @@ class Arbiter {
   // What select() has seen announced for the task, or null.
   const Announcement* announcement_of(std::int32_t local) const { return announced_.of(local); }
 
+  // Whether the limit leaves room for a forward that has not been claimed.
+  bool admits(std::int32_t local) const;
+
   std::int32_t units_held() const { return units_held_; }
   std::int32_t peak_units() const { return peak_units_; }
   std::int64_t peak_bytes() const { return bytes_.peak_bytes(); }  // 0 without a limit in bytes
@@ -170,7 +173,6 @@ class Arbiter {
   bool is_ready(std::int32_t local) const;
   bool anything_ready();
   bool within_slack(std::int32_t local) const;
-  bool admits(std::int32_t local) const;
   std::int32_t free_units() const;
   void move_units(std::int32_t local);
 

@@ -82,6 +82,7 @@ void bind_runtime(py::module_& module) {
            py::arg("message"), py::arg("tell_peers") = true,
            py::call_guard<py::gil_scoped_release>(), "Ends the step on every rank; any thread.")
       .def("describe", &RuntimeHandle::describe, "What each rank was last known to be doing.")
+      .def("views", &RuntimeHandle::views, "The same as dictionaries, by rank, with decisions.")
       .def("close", &RuntimeHandle::close, py::arg("timeout_ms"),
            "Says goodbye and lets what is outstanding go.")
       .def("end", &RuntimeHandle::end, py::arg("timeout_ms"), "close(), and gives up the device.")

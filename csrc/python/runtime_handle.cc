@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "python/inbound.hpp"
+#include "python/rank_views.hpp"
 #include "python/status_error.hpp"
 
 namespace py = pybind11;
@@ -278,6 +279,15 @@ Status RuntimeHandle::status() const {
 std::string RuntimeHandle::describe() const {
   std::lock_guard lock(end_mutex_);
   return runtime_ != nullptr ? runtime_->describe() : "It has ended.";
+}
+
+py::list RuntimeHandle::views() const {
+  std::lock_guard lock(end_mutex_);
+  py::list views;
+  if (runtime_ == nullptr) return views;
+  const std::int64_t now_ns = steady_now_ns();
+  for (const RankView& view : runtime_->views()) views.append(view_dict(view, now_ns));
+  return views;
 }
 
 void RuntimeHandle::close(std::int64_t timeout_ms) {

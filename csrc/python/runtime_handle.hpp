@@ -80,6 +80,7 @@ class RuntimeHandle {
              bool tell_peers);
   Status status() const;
   std::string describe() const;
+  pybind11::list views() const;  // by rank, see rank_views.hpp; empty after end()
   void close(std::int64_t timeout_ms);
   // close(), and gives up the device: nothing else may be called afterwards but abort(),
   // status() and describe(). Ranks of one process end side by side, because each waits a while

@@ -1,6 +1,7 @@
 #include "runtime/peer_watch.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace rrfp {
 
@@ -31,10 +32,12 @@ PeerWatch::PeerWatch(std::int32_t rank, std::int32_t num_ranks, std::int64_t pee
   for (Peer& peer : peers_) peer.heard_ns = now_ns;
 }
 
-void PeerWatch::heard(std::int32_t peer, const RankState& state, std::int64_t now_ns) {
+void PeerWatch::heard(std::int32_t peer, const RankState& state, std::int64_t now_ns,
+                      std::vector<Decision> decisions) {
   std::lock_guard lock(mutex_);
   Peer& entry = peers_.at(peer);
   entry.state = state;
+  entry.decisions = std::move(decisions);
   entry.heard_ns = now_ns;
   entry.has_spoken = true;
 }
@@ -155,6 +158,25 @@ std::string PeerWatch::last_words(std::int32_t peer, std::int64_t now_ns) const 
 std::string PeerWatch::describe(const RankState& self, std::int64_t now_ns) const {
   std::lock_guard lock(mutex_);
   return all_text(self, now_ns);
+}
+
+std::vector<RankView> PeerWatch::views(RankView own, std::int64_t now_ns) const {
+  std::lock_guard lock(mutex_);
+  std::vector<RankView> views;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (static_cast<std::int32_t>(rank) == rank_) {
+      views.push_back(std::move(own));
+      continue;
+    }
+    const Peer& peer = peers_[rank];
+    views.push_back({.rank = static_cast<std::int32_t>(rank),
+                     .has_spoken = peer.has_spoken,
+                     .has_left = peer.has_left,
+                     .heard_ago_ms = silent_ms(peer, now_ns),
+                     .state = peer.state,
+                     .decisions = peer.decisions});
+  }
+  return views;
 }
 
 }  // namespace rrfp

@@ -22,6 +22,17 @@
 
 namespace rrfp {
 
+// What is known of a rank, for reports.
+struct RankView {
+  std::int32_t rank = -1;
+  bool is_own = false;
+  bool has_spoken = false;       // of a peer
+  bool has_left = false;         // of a peer: it has closed its pipeline
+  std::int64_t heard_ago_ms = 0; // of a peer: the state and the decisions are that old
+  RankState state;
+  std::vector<Decision> decisions;
+};
+
 class PeerWatch {
  public:
   static constexpr std::int64_t kPauseMs = 2000;
@@ -29,7 +40,8 @@ class PeerWatch {
   PeerWatch(std::int32_t rank, std::int32_t num_ranks, std::int64_t peer_timeout_ms,
             std::int64_t now_ns);
 
-  void heard(std::int32_t peer, const RankState& state, std::int64_t now_ns);
+  void heard(std::int32_t peer, const RankState& state, std::int64_t now_ns,
+             std::vector<Decision> decisions = {});
   void said_bye(std::int32_t peer);
   bool has_left(std::int32_t peer) const;  // said goodbye: its silence is no loss
 
@@ -41,10 +53,12 @@ class PeerWatch {
   std::string last_words(std::int32_t peer, std::int64_t now_ns) const;
   // A line per rank, this one first.
   std::string describe(const RankState& self, std::int64_t now_ns) const;
+  std::vector<RankView> views(RankView own, std::int64_t now_ns) const;  // by rank
 
  private:
   struct Peer {
     RankState state;
+    std::vector<Decision> decisions;
     std::int64_t heard_ns = 0;
     bool has_spoken = false;
     bool has_left = false;

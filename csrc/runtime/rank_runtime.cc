@@ -110,6 +110,9 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     const Choice choice = step_->engine.claim(now_ns);
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
+      Decision decision = step_->engine.decision(choice, now_ns);
+      decision.step = step_->number;
+      board_.chose(decision);
       board_.set_running(step_->engine.table().task(choice.local), now_ns);
       if (agreement_ != nullptr) agreement_->set_inside(true);
       if (step_->engine.plan().waits()) announce_start(choice.local);

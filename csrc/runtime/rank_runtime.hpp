@@ -134,11 +134,13 @@ class RankRuntime final : public MessageSink, public Progressing {
   // W. Says goodbye, lets what is outstanding go, leaves the progress thread.
   void close(std::int64_t timeout_ms);
 
-  // What this rank is doing and what it waits for, and the last such word of each peer.
+  // What this rank is doing and what it waits for, and the last such word of each peer: in words,
+  // and by rank, with the decisions; after an abort, as it was then.
   std::string describe() const;
+  std::vector<RankView> views() const;
 
-  // Messages of finished steps, dropped.
-  std::int64_t num_late() const { return num_late_.load(std::memory_order_relaxed); }  // a count
+  // Messages of finished steps, dropped: a count.
+  std::int64_t num_late() const { return num_late_.load(std::memory_order_relaxed); }
 
   // MessageSink and Progressing: the transport's and the progress thread's.
   void on_header(RecvTicket ticket, const MessageHeader& header,
@@ -155,11 +157,9 @@ class RankRuntime final : public MessageSink, public Progressing {
  private:
   struct Step {
     Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-         std::unique_ptr<StepAgreement> agreement,
-         std::uint32_t number_, std::int64_t stall_timeout_ms_)
+         std::unique_ptr<StepAgreement> agreement, std::uint32_t step, std::int64_t timeout_ms)
         : engine(std::move(plan), rank, times, std::move(agreement)),
-          number(number_),
-          stall_timeout_ms(stall_timeout_ms_) {}
+          number(step), stall_timeout_ms(timeout_ms) {}
     StepEngine engine;
     const std::uint32_t number;
     const std::int64_t stall_timeout_ms;
@@ -197,6 +197,9 @@ class RankRuntime final : public MessageSink, public Progressing {
   static bool is_from_owner(const Step& step, const MessageHeader& header);
   void set_aside(InboundMessage* message);
   void protocol_error(std::int32_t peer, const std::string& what);
+  void on_heartbeat(std::int32_t peer, std::span<const std::byte> body);
+  std::vector<RankView> look() const;
+  std::string choices(std::int64_t now_ns) const;  // a line per rank
   void tell_peers(MessageType type, const std::vector<std::byte>& body);
   void send_heartbeats(std::int64_t now_ns);
   void check_departed(const Step& step);
@@ -212,28 +215,25 @@ class RankRuntime final : public MessageSink, public Progressing {
   bool has_joined_ = false;   // the progress thread knows us; the worker's
   bool is_closed_ = false;    // the worker's
   std::atomic<bool> is_closing_{false};  // losses and silence are no news any more
-
   std::unique_ptr<TaskTimes> times_;    // the worker's; outlives step_
   std::unique_ptr<Step> step_;          // the worker's
   std::atomic<Step*> current_{nullptr};  // G1
   std::atomic<std::int32_t> readers_{0};  // G1, G2
   StepClock clock_;
   ActivityBoard board_;
-
   std::mutex aside_mutex_;
   std::vector<InboundMessage*> early_;      // of the next step
   std::vector<InboundMessage*> leftover_;   // nobody will take these: drain()
   std::atomic<std::int64_t> num_late_{0};
-
   PushList<OutboundMessage> sent_;
   std::atomic<std::int64_t> outstanding_{0};      // posted, on_sent() not come; G3
   std::vector<Heartbeat> heartbeats_;             // by peer
   std::int64_t last_heartbeat_ns_ = 0;            // the progress thread's
   ControlMailbox mailbox_;
   PeerWatch watch_;
-
   mutable std::mutex status_mutex_;
   Status status_;
+  std::vector<RankView> last_views_;
   std::atomic<bool> aborted_{false};  // G4
 };
 

@@ -15,6 +15,7 @@ void RankRuntime::abort(const Status& status, bool tell_others) {
     std::lock_guard lock(status_mutex_);
     if (!status_.ok()) return;
     status_ = status;
+    last_views_ = look();  // before anybody closes
   }
   aborted_.store(true, std::memory_order_seq_cst);  // G4
   if (tell_others) tell_peers(MessageType::kAbort, to_bytes(status));
@@ -96,9 +97,30 @@ std::vector<InboundMessage*> RankRuntime::drain() {
 
 void RankRuntime::release(InboundMessage* message) { message->release(message); }
 
+std::vector<RankView> RankRuntime::views() const {
+  std::lock_guard lock(status_mutex_);
+  return status_.ok() ? look() : last_views_;
+}
+
+std::vector<RankView> RankRuntime::look() const {
+  const std::int64_t now_ns = now();
+  RankView own{.rank = rank(), .is_own = true, .state = own_state(now_ns),
+               .decisions = board_.decisions()};
+  return watch_.views(std::move(own), now_ns);
+}
+
 std::string RankRuntime::describe() const {
   const std::int64_t now_ns = now();
   return watch_.describe(own_state(now_ns), now_ns);
+}
+
+std::string RankRuntime::choices(std::int64_t now_ns) const {
+  std::string text = "The last choices of each rank, seconds ago:";
+  for (const RankView& view : look()) {
+    text += "\nRank " + std::to_string(view.rank) + ": ";
+    text += view.decisions.empty() ? "none" : decisions_text(view.decisions, now_ns);
+  }
+  return text;
 }
 
 }  // namespace rrfp

@@ -158,10 +158,7 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
       mailbox_.put(peer, {body.begin(), body.end()});
       return wake_.notify();
     case MessageType::kHeartbeat:
-      if (const auto state = parse_rank_state(body)) {
-        return watch_.heard(peer, *state, now());
-      }
-      return protocol_error(peer, "its heartbeat is malformed");
+      return on_heartbeat(peer, body);
     case MessageType::kAbort:
       if (const auto status = parse_status(body)) return abort(*status, false);
       return protocol_error(peer, "its abort is malformed");
@@ -173,6 +170,16 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
       return protocol_error(peer, "it is of type " +
                                       std::to_string(static_cast<int>(header.type)));
   }
+}
+
+void RankRuntime::on_heartbeat(std::int32_t peer, std::span<const std::byte> body) {
+  const std::int64_t now_ns = now();
+  const auto state = parse_rank_state(body);
+  std::vector<Decision> decisions;
+  if (!state || !parse_decisions(body.subspan(sizeof *state), now_ns, &decisions)) {
+    return protocol_error(peer, "its heartbeat is malformed");
+  }
+  watch_.heard(peer, *state, now_ns, std::move(decisions));
 }
 
 void RankRuntime::on_peer_lost(std::int32_t peer, const Status& status) {
@@ -199,13 +206,17 @@ void RankRuntime::tick(std::int64_t now_ns) {
   const RankState self = own_state(now_ns);
   auto trouble = watch_.check(self, step ? step->stall_timeout_ms : INT64_MAX, now_ns);
   if (trouble && agreement_ != nullptr) trouble->message += ". " + members_text();
-  if (trouble) return abort(*trouble);
+  if (trouble) {
+    if (trouble->code != StatusCode::kPeerLost) trouble->message += ".\n" + choices(now_ns);
+    return abort(*trouble);
+  }
   // relaxed: late by one tick either way.
   if (step != nullptr && !step->is_over.load(std::memory_order_relaxed)) check_departed(*step);
 }
 
 void RankRuntime::send_heartbeats(std::int64_t now_ns) {
-  const std::vector<std::byte> body = to_bytes(own_state(now_ns));
+  std::vector<std::byte> body = to_bytes(own_state(now_ns));
+  append_decisions(board_.decisions(), now_ns, &body);
   for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
     if (peer == rank() || watch_.has_left(peer)) continue;
     Heartbeat& heartbeat = heartbeats_[peer];

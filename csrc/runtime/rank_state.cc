@@ -53,7 +53,7 @@ std::vector<std::byte> to_bytes(const RankState& state) {
 
 std::optional<RankState> parse_rank_state(std::span<const std::byte> body) {
   RankState state;
-  if (body.size() != sizeof state) return std::nullopt;
+  if (body.size() < sizeof state) return std::nullopt;
   std::memcpy(&state, body.data(), sizeof state);
   if (state.activity > Activity::kRunning || state.blocked > Blocked::kAgreement ||
       static_cast<int>(state.kind) >= kNumTaskKinds) {

@@ -1,4 +1,5 @@
-// RankState: what a rank is doing, as its peers know it: the body of a heartbeat.
+// RankState: what a rank is doing, as its peers know it: the body of a heartbeat, with its last
+// decisions behind it.
 // ActivityBoard: where the worker writes it without a lock, for the thread that sends it.
 #pragma once
 
@@ -12,6 +13,7 @@
 
 #include "arbiter/arbiter.hpp"
 #include "base/task.hpp"
+#include "runtime/decision_log.hpp"
 
 namespace rrfp {
 
@@ -42,6 +44,7 @@ struct RankState {
 static_assert(sizeof(RankState) == 40);
 
 std::vector<std::byte> to_bytes(const RankState& state);
+// Of the first bytes; nullopt: malformed.
 std::optional<RankState> parse_rank_state(std::span<const std::byte> body);
 
 // "is inside 2F3 since 12.3 s", "waits for 0B1, which lacks the message of stage 1 (rank 1), ...".
@@ -60,6 +63,7 @@ class ActivityBoard {
   void set_running(const Task& task, std::int64_t now_ns);
   void set_missing(Blocked blocked, const Task& task, std::int32_t source_stage,
                    std::int32_t source_rank);
+  void chose(const Decision& decision) { decisions_.add(decision); }
   void set_step(std::uint32_t step) { step_.store(step, std::memory_order_relaxed); }  // B2
   void add_retired() {  // one writer
     num_retired_.store(num_retired_.load(std::memory_order_relaxed) + 1,
@@ -68,6 +72,7 @@ class ActivityBoard {
 
   Activity activity() const { return activity_.load(std::memory_order_acquire); }  // B1
   RankState read(std::int64_t now_ns) const;
+  std::vector<Decision> decisions() const { return decisions_.last(); }
   // Since when the rank has been doing what it does.
   std::int64_t since_ns() const { return since_ns_.load(std::memory_order_relaxed); }  // B1
 
@@ -84,6 +89,7 @@ class ActivityBoard {
   std::atomic<std::int32_t> source_rank_{-1};
   std::atomic<std::int64_t> since_ns_{0};
   std::atomic<std::int64_t> num_retired_{0};
+  DecisionLog decisions_;
 };
 
 }  // namespace rrfp

@@ -129,11 +129,42 @@ Choice StepEngine::claim(std::int64_t now_ns) {
   const Choice choice =
       agreement_ != nullptr ? agreement_->claim(arbiter_) : arbiter_.select(now_ns);
   if (choice.local < 0) return choice;
+  passed_ = {};
+  if (choice.overtaken > 0) note_passed();
   arbiter_.commit(choice);
   tasks_[choice.local].is_claimed = true;
   records_[choice.local].claimed_ns = now_ns;
   records_[choice.local].overtaken = choice.overtaken;
   return choice;
+}
+
+// Before the commit, which may give back the units that held the first task of the hint.
+void StepEngine::note_passed() {
+  const std::int32_t local = plan_->hint_order(rank_).local_at(arbiter_.first_unclaimed_position());
+  const Missing missing = missing_of(local);
+  passed_.passed_stage = missing.task.stage;
+  passed_.passed_kind = missing.task.kind;
+  passed_.passed_microbatch = missing.task.microbatch;
+  passed_.lacks_stage = missing.source_stage;
+  const TaskState& state = tasks_[local];
+  if (state.arrived.load(std::memory_order_relaxed) != state.wanted) {  // S3
+    passed_.passed_why = Blocked::kInput;
+  } else if (agreement_ != nullptr && agreement_->absentees(local) != 0) {
+    passed_.passed_why = Blocked::kAgreement;
+  } else if (missing.task.kind == TaskKind::kForward && !arbiter_.admits(local)) {
+    passed_.passed_why = Blocked::kLimit;
+  }
+}
+
+Decision StepEngine::decision(const Choice& choice, std::int64_t now_ns) const {
+  Decision decision = passed_;
+  const Task task = table().task(choice.local);
+  decision.at_ns = now_ns;
+  decision.stage = task.stage;
+  decision.kind = task.kind;
+  decision.microbatch = task.microbatch;
+  decision.overtaken = choice.overtaken;
+  return decision;
 }
 
 std::vector<void*> StepEngine::take_inputs(std::int32_t local) {

@@ -35,6 +35,7 @@
 
 #include "arbiter/arbiter.hpp"
 #include "arbiter/step_agreement.hpp"
+#include "runtime/decision_log.hpp"
 #include "runtime/step_plan.hpp"
 
 namespace rrfp {
@@ -108,6 +109,8 @@ class StepEngine {
   };
   Absent absent() const;
   std::vector<Missing> missing(std::size_t at_most) const;
+  // What the last claim() chose, as a Decision; the step is the caller's to fill in.
+  Decision decision(const Choice& choice, std::int64_t now_ns) const;
 
   // Whether a task still lacks an input from a stage of this rank of the pipeline.
   bool needs(std::int32_t other_rank) const;
@@ -148,6 +151,7 @@ class StepEngine {
   void release_dependents(const Task& task, std::int64_t now_ns);
   Missing missing_of(std::int32_t local) const;
   bool arrive(std::int32_t local);  // true: it can run now
+  void note_passed();
 
   std::shared_ptr<const StepPlan> plan_;
   std::int32_t rank_;
@@ -160,6 +164,7 @@ class StepEngine {
   std::vector<TaskRecord> records_;  // by local
   std::vector<std::int32_t> none_;   // senders of a W
   std::int32_t num_retired_ = 0;
+  Decision passed_;  // only what the last choice passed over
 };
 
 }  // namespace rrfp

@@ -210,6 +210,7 @@ def train():
                 text=str(error),
                 attributes=attributes,
                 cause=repr(error.__cause__),
+                report=getattr(error, "report", None),
                 threads=threading.active_count(),
             )
             if not PLAN["again"]:

@@ -115,6 +115,16 @@ def test_stall_says_who_waits_for_what(mode):
     for error in errors_of(ends, transcript, "StallError"):
         assert "2F2" in error["text"], transcript
         assert "stage 1" in error["text"] or "rank 1" in error["text"], transcript
+        ranks = error["report"]["ranks"]
+        assert [entry["rank"] for entry in ranks] == [0, 1, 2]
+        for entry in ranks:
+            line = f"\nRank {entry['rank']}: step 0: {entry['rank']}F0 "
+            assert line in error["text"], transcript
+            assert entry["activity"] == "waiting" and len(entry["decisions"]) > 8, transcript
+        lacking = ranks[2]
+        assert (lacking["task"], lacking["blocked_by"]) == ("2F2", "input"), transcript
+        assert (lacking["lacks_stage"], lacking["lacks_rank"]) == (1, 1), transcript
+        assert lacking["decisions"][-1]["because"] == "lacks stage 1", transcript
     assert all(end.event("done") and end.exit_code == 0 for end in ends), transcript
     assert not orphans
 

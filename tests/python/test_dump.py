@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def test_dump_during_a_step():
     assert [entry["rank"] for entry in ranks] == [0, 1]
     assert "is inside 0F1, for" in ranks[0]["state"]
     assert [d["task"] for d in ranks[0]["decisions"]] == ["0F0", "0F1"]
-    assert "Rank 0 chose last: 0F0, 0F1" in text
+    assert ranks[0]["activity"] == "running" and ranks[0]["task"] == "0F1"
+    assert re.search(r"^Rank 0: step 0: 0F0 \d+\.\d\d, 0F1 \d+\.\d\d$", text, re.MULTILINE), text
     assert [d["task"] for d in done[1]["decisions"]] == [
         f"1{kind}{m}" for m in range(4) for kind in "FB"
     ]
@@ -62,6 +64,34 @@ def test_only_the_last_decisions_are_kept():
         (entry,) = json.loads(pipeline.dump(as_json=True))["ranks"]
     assert len(entry["decisions"]) == 32
     assert entry["decisions"][-1]["task"] == "0B39"
+
+
+def test_what_was_passed_over_and_why():
+    """Stage 0 ends microbatch 0 only when stage 1 has begun another, which says what it passed."""
+    has_begun = threading.Event()
+
+    class Last(torch.nn.Linear):
+        def forward(self, x):
+            if x[0, 0] == 0:
+                assert has_begun.wait(60)
+            return super().forward(x)
+
+    class Early(torch.nn.Linear):
+        def forward(self, x):
+            has_begun.set()
+            return super().forward(x)
+
+    batch = [torch.full((2, 4), float(m)) for m in range(3)]
+    order = ["0F1", "0F2", "0F0", "0B1", "0B2", "0B0",
+             "1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
+    with rrfp.Pipeline([Last(4, 4), Early(4, 4)]) as pipeline:
+        pipeline.step(batch, batch, torch.nn.functional.mse_loss, hint=order, max_in_flight=3)
+        text = pipeline.dump()
+        ranks = json.loads(pipeline.dump(as_json=True))["ranks"]
+    first = ranks[1]["decisions"][0]
+    assert (first["task"], first["passed"], first["because"]) == ("1F1", "1F0", "lacks stage 0")
+    assert first["num_passed"] == 2  # 1F0 and 1B0
+    assert " before 1F0 (lacks stage 0) and 1 more" in text
 
 
 SIGNALLED = textwrap.dedent("""
@@ -83,7 +113,8 @@ def test_signal():
     run = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True,
                          timeout=120, env={**os.environ, "RRFP_DUMP_SIGNAL": "SIGUSR1"})
     assert run.returncode == 0 and "done" in run.stdout, run.stderr
-    assert "Rank 1 chose last: 1F0" in run.stderr, run.stderr
+    assert re.search(r"^Rank 1: step 0: 1F0 \d", run.stderr, re.MULTILINE), run.stderr
+    assert re.search(r"^Rank 1 (is|waits).* for \d", run.stderr, re.MULTILINE)
 
 
 def test_setting():

@@ -87,6 +87,10 @@ void run_steps(std::vector<std::unique_ptr<RankRuntime>>& ranks, std::size_t num
           run_step(rank, plans[step], static_cast<std::uint32_t>(step), kNoStall,
                    [&](const Task&) { spin(random() % 3000); });
       CHECK(result.outcome == ClaimOutcome::kDone);
+      if (result.outcome != ClaimOutcome::kDone) {
+        std::fprintf(stderr, "%s\n", rank.status().message.c_str());
+        return;
+      }
       CHECK(result.ran.size() ==
             static_cast<std::size_t>(plans[step]->table(rank.rank()).num_tasks()));
     }

@@ -198,6 +198,11 @@ TEST_CASE(a_stall_names_who_waits_for_whom) {
   CHECK(contains(status.message, "waits for 0B1, which lacks the message of stage 1 (rank 1)"));
   CHECK(contains(status.message, "Rank 1 is outside a step, after step 0"));
   CHECK(contains(status.message, "Look at rank 1 first"));
+  CHECK(contains(status.message, "Rank 0: step 0: 0F0 ") && contains(status.message, ", 0F1 "));
+  CHECK(contains(status.message, "Rank 1: step 0: 1F0 ") && contains(status.message, ", 1B0 "));
+  const auto views = ranks[0]->views();
+  CHECK(views.size() == 2 && views[0].is_own && views[0].decisions.size() == 3);
+  CHECK(!views[1].is_own && views[1].has_spoken && views[1].decisions.size() == 2);
   on_each(ranks, close_rank);
 }
 
