@@ -8,6 +8,7 @@ import torch
 from rrfp import _C
 from rrfp.byte_limits import byte_limits
 from rrfp.settings import SETTINGS
+from rrfp.tied import check_drift
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def decide(request, views, layout):
     num_microbatches = _agree_on_microbatches(views, layout)
     costs = _agree_on_costs(views)
     _check_same_counter(views)
+    check_drift(layout.tied, views)
     traits = {stage: seen for view in views for stage, seen in sorted(view["traits"].items())}
     is_ordered = request.deterministic
     limits_bytes, activation_bytes = byte_limits(request, views, layout, num_microbatches, costs)

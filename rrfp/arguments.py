@@ -27,23 +27,6 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def refuse_unsupported(arguments):
-    """Refuse by name what this version does not run, and take those arguments out.
-
-    Raises:
-        ValueError: Names the argument, its value and what to pass instead.
-    """
-    wanted = {
-        "tied": (None,),
-    }
-    for name, allowed in wanted.items():
-        value = arguments.pop(name, allowed[0])
-        if not any(value is a or (a is not None and a == value) for a in allowed):
-            raise ValueError(
-                f"{name} is {value!r}, which is not supported yet; leave it at {allowed[0]!r}."
-            )
-
-
 def _numbers(name, values, least):
     """A sequence of finite numbers as a list of floats."""
     if isinstance(values, torch.Tensor):

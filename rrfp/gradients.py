@@ -6,6 +6,8 @@ as any collective of torch.distributed. In one process they are torch's own.
 
 import torch
 
+from rrfp.tied import is_later_copy
+
 
 def _reduce(value, operation, group):
     """``value`` (a scalar on the CPU) all-reduced over the group; as it is in one process."""
@@ -25,7 +27,7 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     """Scale the gradients of all ranks so that their common norm is at most ``max_norm``.
 
     As ``torch.nn.utils.clip_grad_norm_`` over the parameters of all ranks together. A parameter
-    that is given twice counts once.
+    that is given twice counts once, and so do tied ones: at the first stage that holds them.
 
     Args:
         parameters: A tensor or an iterable of tensors, those of this rank's stages.
@@ -51,9 +53,10 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
         parameters = [parameters]
     unique = {id(p): p for p in parameters}.values()
     gradients = [p.grad for p in unique if p.grad is not None]
+    counted = [p.grad for p in unique if p.grad is not None and not is_later_copy(p)]
     norms = [torch.linalg.vector_norm(g.double() if g.layout is torch.strided else
                                       g.coalesce().values().double(), norm_type).cpu()
-             for g in gradients]
+             for g in counted]
     if norm_type == float("inf"):
         own = torch.stack(norms).amax() if norms else torch.zeros((), dtype=torch.float64)
         total = _reduce(own, torch.distributed.ReduceOp.MAX, group)

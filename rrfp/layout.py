@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 
 from rrfp import _C
+from rrfp.tied import normalise_tied
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,14 @@ class Layout:
     Attributes:
         edges: (source, target) pairs, ascending.
         loss_stages: Stages whose output goes into the loss function, ascending.
+        tied: Groups of (stage, name) of parameters that count as one.
     """
 
     rank_of_stage: tuple
     num_ranks: int
     edges: tuple
     loss_stages: tuple
+    tied: tuple = ()
 
     @property
     def num_stages(self):
@@ -58,7 +61,7 @@ class Layout:
                              list(self.loss_stages))
 
 
-def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None):
+def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None, tied=None):
     """The layout of ``num_stages`` stages on ``num_ranks`` ranks (None: as placement says).
 
     Raises:
@@ -71,7 +74,8 @@ def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None):
     sources = {source for source, _ in edges}
     if loss_stages is None:
         loss_stages = [stage for stage in range(num_stages) if stage not in sources]
-    layout = Layout(rank_of_stage, num_ranks, edges, _stage_indices("loss_stages", loss_stages))
+    loss_stages = _stage_indices("loss_stages", loss_stages)
+    layout = Layout(rank_of_stage, num_ranks, edges, loss_stages, normalise_tied(tied))
     try:
         _ = layout.graph
     except ValueError as error:
@@ -227,8 +231,9 @@ def check_modules(table):
             if other[0] != stage:
                 raise ValueError(
                     f"parameter {name} of stage {stage} is also {other[1]} of stage {other[0]}; "
-                    "parameters shared between stages are not supported yet. Give each stage "
-                    "its own."
+                    f"stages run side by side and cannot share one. Give each its own copy, and "
+                    f"pass tied=[({other[0]}, {other[1]!r}), ({stage}, {name!r})] to train them "
+                    "as one."
                 )
 
 

@@ -1,13 +1,7 @@
 """The public surface: ``Pipeline`` and ``run_pipeline``."""
 
 from rrfp.agreement_group import resolve_groups
-from rrfp.arguments import (
-    StepRequest,
-    check_state,
-    check_timeout,
-    is_timeout,
-    refuse_unsupported,
-)
+from rrfp.arguments import StepRequest, check_state, check_timeout, is_timeout
 from rrfp.session_cache import cached_session, open_session, shape_of
 
 _SET_UP_TIMEOUT_S = 600.0
@@ -25,7 +19,9 @@ class Pipeline:
             ``torch.distributed``, one module, this rank's only stage.
         edges: (source stage, target stage) pairs. Default: a chain.
         loss_stages: Stages whose output goes into a loss. Default: those without consumers.
-        tied: Not supported yet.
+        tied: Parameters of several stages to train as one: ``[(stage, name), ...]`` of equal
+            copies (an embedding and the output layer, say), or a list of such lists. After a
+            step each ``.grad`` has the sum over the copies.
         placement: ``"loop"`` (stage s on rank s mod ranks), ``"v"`` (there and back) or the rank
             of each stage.
         num_ranks: Ranks in one process. Default: one per stage.
@@ -60,12 +56,11 @@ class Pipeline:
         transport="auto",
         set_up_timeout_s=_SET_UP_TIMEOUT_S,
     ):
-        refuse_unsupported({"tied": tied})
         check_timeout("set_up_timeout_s", set_up_timeout_s)
         group, agreement_group = resolve_groups(group, agreement_group)
         self._modules, self._session = open_session(
-            stages, shape_of(placement, edges, loss_stages), num_ranks, group, agreement_group,
-            transport, set_up_timeout_s,
+            stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
+            agreement_group, transport, set_up_timeout_s,
         )
 
     def step(
@@ -230,7 +225,9 @@ def run_pipeline(
         forward_only: Run forwards alone, without gradients; train or eval mode stays.
         edges: (source stage, target stage) pairs. Default: a chain.
         loss_stages: Stages whose output goes into a loss. Default: those without consumers.
-        tied: Not supported yet.
+        tied: Parameters of several stages to train as one: ``[(stage, name), ...]`` of equal
+            copies (an embedding and the output layer, say), or a list of such lists. After a
+            step each ``.grad`` has the sum over the copies.
         placement: ``"loop"`` (stage s on rank s mod ranks), ``"v"`` (there and back) or the rank
             of each stage.
         num_ranks: Ranks in one process. Default: one per stage.
@@ -271,11 +268,11 @@ def run_pipeline(
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
     group, agreement_group = resolve_groups(group, agreement_group)
     session, modules = cached_session(
-        stages, shape_of(placement, edges, loss_stages), num_ranks, group, agreement_group,
-        transport, set_up_timeout_s,
+        stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
+        agreement_group, transport, set_up_timeout_s,
     )
-    for name in ("stages", "placement", "edges", "loss_stages", "num_ranks", "group",
-                 "agreement_group", "transport"):
+    for name in ("stages", "placement", "edges", "loss_stages", "tied", "num_ranks",
+                 "group", "agreement_group", "transport"):
         del arguments[name]
     return _run_step(session, modules, arguments)
 
@@ -283,7 +280,6 @@ def run_pipeline(
 def _run_step(session, modules, options):
     """One step with the arguments of Pipeline.step or run_pipeline."""
     try:
-        refuse_unsupported(options)
         request = StepRequest(session.layout, set(modules), **options)
     except Exception as error:  # also what the caller's own iterators raise
         session.refuse(error, options["stall_timeout_s"])

@@ -27,6 +27,8 @@ from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.session import Session, of_loss_stages, step_result
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
+from rrfp.tied import check_holders, describe_holders, mark_copies, normalise_tied
+from rrfp.tied_exchange import TiedExchange
 
 logger = logging.getLogger("rrfp")
 
@@ -70,6 +72,7 @@ def open_process_session(
         card["stages"] = list(modules)
         devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
         card["devices"] = {s: d and str(d) for s, d in devices.items()}
+        card["tied parameters"] = describe_holders(normalise_tied(shape["tied"]), modules)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
         cause = error
         card["error"] = (type(error).__name__, str(error))
@@ -86,6 +89,7 @@ def open_process_session(
     if devices is not None:
         devices = {stage: devices[stage] for stage in modules}
     addresses = [c["address"] for c in cards]
+    mark_copies(layout.tied, modules)
     return modules, ProcessSession(
         layout, devices, rendezvous, listener, addresses, transport, segment
     )
@@ -101,6 +105,8 @@ def _lay_out(cards, member, shape, transport):
     devices = same_kind_devices({s: d for card in cards for s, d in card["devices"].items()})
     check_fits_devices(layout, devices)
     _check_channel(transport, devices)
+    described = {h: facts for card in cards for h, facts in card["tied parameters"].items()}
+    check_holders(layout.tied, described, layout.num_stages)
     if devices is not None and any(card["agreement"] != "none" for card in cards):
         raise ValueError(
             "agreement_group is given for stages on GPUs, which is not supported yet; leave it at "
@@ -207,6 +213,7 @@ class ProcessSession(Session):
             self.counter += 1
             failure.rank_step = rank_step
             rank_step.run(other_thread=False)
+            TiedExchange(self._tied, self._runtime, self.layout.rank_of_stage).run()
             self._learn(rank_step, decision)
             result = step_result([rank_step], self.layout, request)
             self._finish(request, result, decision, rank_step)

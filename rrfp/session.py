@@ -32,6 +32,7 @@ from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
 from rrfp.step_guard import StepGuard, rows
 from rrfp.task_rng import StepRandom, shared_state
+from rrfp.tied import TiedStep
 from rrfp.worker import RankStep, Worker
 
 logger = logging.getLogger("rrfp")
@@ -67,6 +68,7 @@ class Session:
         self._activations = ActivationMemory()
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
+        self._tied = None  # a TiedStep, of the current step
         self._in_step = threading.Lock()
         _open_sessions.add(self)
         install_handler(dump_all)
@@ -83,8 +85,10 @@ class Session:
         if not self._in_step.acquire(blocking=False):
             raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
         try:
-            return self._run(modules, request)
+            with TiedStep(self.layout.tied, modules, request.forward_only) as self._tied:
+                return self._run(modules, request)
         finally:
+            self._tied = None
             self._in_step.release()
 
     def refuse(self, error, timeout_s):
@@ -113,6 +117,7 @@ class Session:
         view["counter"] = self.counter
         # Members of an agreement group decide alike only by what all were given.
         view["held"] = None if self.is_grouped else self._activations.known()
+        view["tied"] = self._tied.samples()
         view["traits"] = {}
         if request.deterministic:
             view["traits"] = {s: self._traits.traits(s, m) for s, m in modules.items()}
@@ -267,6 +272,7 @@ class LocalSession(Session):
         self._check_not_drawn(state)
         if errors:
             self._raise_first(rank_steps, errors)
+        self._tied.add_up()
         for rank_step in rank_steps:
             self._learn(rank_step, decision)
         if decision.gathers_times:

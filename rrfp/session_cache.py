@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -22,6 +22,7 @@ from rrfp.layout import (
 )
 from rrfp.process_session import open_process_session
 from rrfp.session import LocalSession, check_not_forked
+from rrfp.tied import check_holders, describe_holders, mark_copies
 
 logger = logging.getLogger("rrfp")
 
@@ -54,13 +55,15 @@ def _check_launch(stages):
     )
 
 
-def shape_of(placement, edges, loss_stages):
+def shape_of(placement, edges, loss_stages, tied):
     """The arguments that every rank must give alike when a pipeline is set up; drawn once."""
     if edges is not None and not isinstance(edges, (str, Mapping)) and hasattr(edges, "__iter__"):
         edges = list(edges)
     if loss_stages is not None and hasattr(loss_stages, "__iter__"):
         loss_stages = list(loss_stages)
-    return {"placement": placement, "edges": edges, "loss_stages": loss_stages}
+    if tied is not None and not isinstance(tied, (str, Mapping)) and hasattr(tied, "__iter__"):
+        tied = [list(item) if isinstance(item, Iterable) else item for item in tied]
+    return {"placement": placement, "edges": edges, "loss_stages": loss_stages, "tied": tied}
 
 
 def open_session(
@@ -88,6 +91,8 @@ def open_session(
     check_modules(modules)
     devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
     check_fits_devices(layout, devices)
+    check_holders(layout.tied, describe_holders(layout.tied, modules), layout.num_stages)
+    mark_copies(layout.tied, modules)
     return modules, LocalSession(layout, devices)
 
 

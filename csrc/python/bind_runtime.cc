@@ -70,6 +70,7 @@ void bind_runtime(py::module_& module) {
       .def_property_readonly("peak_units", &RuntimeHandle::peak_units)
       .def("send_control", &RuntimeHandle::send_control, py::arg("peer"), py::arg("body"))
       .def("recv_control", &RuntimeHandle::recv_control, py::arg("peer"), py::arg("timeout_ms"),
+           py::arg("is_tying") = false,  // it waits for tied gradients, as others are told
            "The next blob of the peer, or None at the time-out. Raises StatusError.")
       .def("exchange_cards", &RuntimeHandle::exchange_cards, py::arg("card"),
            py::arg("timeout_ms"),

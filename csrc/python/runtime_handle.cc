@@ -236,10 +236,11 @@ void RuntimeHandle::send_control(std::int32_t peer, const std::string& body) {
   runtime_->send_control(peer, std::vector<std::byte>(first, first + body.size()));
 }
 
-py::object RuntimeHandle::recv_control(std::int32_t peer, std::int64_t timeout_ms) {
+py::object RuntimeHandle::recv_control(std::int32_t peer, std::int64_t timeout_ms,
+                                       bool is_tying) {
   std::optional<std::vector<std::byte>> body;
   const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
-    body = runtime_->recv_control(peer, slice_ms);
+    body = runtime_->recv_control(peer, slice_ms, is_tying);
     return body.has_value() || !runtime_->status().ok();
   });
   if (body) return py::bytes(reinterpret_cast<const char*>(body->data()), body->size());

@@ -69,7 +69,7 @@ class RuntimeHandle {
   std::int32_t peak_units() const;
 
   void send_control(std::int32_t peer, const std::string& body);
-  pybind11::object recv_control(std::int32_t peer, std::int64_t timeout_ms);
+  pybind11::object recv_control(std::int32_t peer, std::int64_t timeout_ms, bool is_tying);
 
   // Every member's card by member, once all have given one; None at the time-out.
   pybind11::object exchange_cards(const std::string& card, std::int64_t timeout_ms);

@@ -1,6 +1,6 @@
 // ControlMailbox: blobs that came from each peer and were not yet asked for, in order.
-// Threads  any; a mutex, because only the start of a step comes here.
-// Bound    one blob per peer and exchange: a peer waits for an answer before it sends more.
+// Threads  any; a mutex, because only the start and the end of a step come here.
+// Bound    a few blobs per peer: it waits for an answer before it sends more.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,8 @@ constexpr std::int64_t kNsPerMs = 1000000;
 std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
 
 bool is_in_step(const RankState& state) {
-  return state.activity == Activity::kWaiting || state.activity == Activity::kRunning;
+  return state.activity == Activity::kWaiting || state.activity == Activity::kRunning ||
+         state.activity == Activity::kTying;
 }
 
 // Whether a rank in this state still has to enter step `step`.
@@ -88,7 +89,7 @@ std::int64_t PeerWatch::silent_ms(const Peer& peer, std::int64_t now_ns) const {
 bool PeerWatch::is_stalled(const RankState& self, std::int64_t stall_timeout_ms,
                            std::int64_t now_ns) const {
   const std::int64_t awake_ms = (now_ns - resumed_ns_) / kNsPerMs;
-  if (self.activity != Activity::kWaiting) return false;
+  if (self.activity != Activity::kWaiting && self.activity != Activity::kTying) return false;
   if (std::min(self.since_ms, awake_ms) < stall_timeout_ms) return false;
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     const Peer& entry = peers_[peer];
@@ -123,8 +124,9 @@ std::int32_t PeerWatch::first_suspect(const RankState& self) const {
   while (!is_seen[suspect]) {
     is_seen[suspect] = true;
     const RankState& state = suspect == rank_ ? self : peers_[suspect].state;
-    const bool waits_for_rank = state.activity == Activity::kWaiting && state.source_stage >= 0 &&
-                                state.source_rank >= 0 &&
+    const bool has_word = state.activity == Activity::kTying ||
+                          (state.activity == Activity::kWaiting && state.source_stage >= 0);
+    const bool waits_for_rank = has_word && state.source_rank >= 0 &&
                                 state.source_rank < static_cast<std::int32_t>(peers_.size());
     if (!waits_for_rank) break;
     suspect = state.source_rank;

@@ -3,7 +3,8 @@
 // (stalled) from both.
 //
 // Silent   nothing heard from a peer for peer_timeout_ms: kPeerLost.
-// Stalled  this rank has waited inside a step for stall_timeout_ms, and no peer is inside a task
+// Stalled  this rank has waited inside a step (or after its tasks, for tied gradients) for
+//          stall_timeout_ms, and no peer is inside a task
 //          or has changed what it does within that time: kStalled, or kTimedOut when a peer has
 //          not entered the step at all.
 // Pause    when check() itself comes more than kPauseMs late, this process was stopped; the

@@ -299,11 +299,14 @@ void RankRuntime::send_control(std::int32_t peer, std::vector<std::byte> body) {
 }
 
 std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t peer,
-                                                                std::int64_t timeout_ms) {
+                                                                std::int64_t timeout_ms,
+                                                                bool is_tying) {
   join_progress_thread();
   // relaxed: this thread alone writes it.
   const bool is_inside = step_ != nullptr && !step_->is_over.load(std::memory_order_relaxed);
-  if (!is_inside && board_.activity() != Activity::kEntering) {
+  if (is_tying && board_.activity() != Activity::kTying) {
+    board_.set_tying(peer, now());
+  } else if (!is_tying && !is_inside && board_.activity() != Activity::kEntering) {
     board_.set(Activity::kEntering, now());
   }
   const std::int64_t until_ns = now() + timeout_ms * kNsPerMs;
@@ -311,13 +314,17 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
   while (true) {
     const std::uint32_t ticket = wake_.prepare();
     // First: what the peer said before it went counts.
-    if (auto body = mailbox_.take(peer)) return body;
+    if (auto body = mailbox_.take(peer)) {
+      if (is_tying) board_.set(Activity::kOutside, now());
+      return body;
+    }
     if (is_aborted()) return std::nullopt;
     if (watch_.has_left(peer)) {
       abort({StatusCode::kClosed, peer,
              "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
-                 std::to_string(rank()) + " waits for its word on the coming step. Call every "
-                 "rank of the pipeline the same number of times"});
+                 std::to_string(rank()) + " waits for its " +
+                 (is_tying ? "part of tied gradients" : "word on the coming step") +
+                 ". Call every rank of the pipeline the same number of times"});
       return std::nullopt;
     }
     const std::int64_t left_ns = until_ns - now();

@@ -124,9 +124,10 @@ class RankRuntime final : public MessageSink, public Progressing {
   // Gives an inbound message (and its payload) back to the pool; any thread.
   static void release(InboundMessage* message);
 
-  // W. Small blobs between the Python sides, in order per peer; last, nullopt: time-out, abort.
+  // W. Small blobs between the Python sides, in order per peer; nullopt: time-out, abort.
   void send_control(std::int32_t peer, std::vector<std::byte> body);
-  std::optional<std::vector<std::byte>> recv_control(std::int32_t peer, std::int64_t timeout_ms);
+  std::optional<std::vector<std::byte>> recv_control(std::int32_t peer, std::int64_t timeout_ms,
+                                                     bool is_tying = false);
 
   void abort(const Status& status, bool tell_peers = true);
   Status status() const;

@@ -39,6 +39,9 @@ std::string activity_text(const RankState& state) {
     case Activity::kRunning:
       if (state.stage < 0) return "is between two tasks of step " + step;
       return "is inside " + to_text(Task{state.stage, state.kind, state.microbatch});
+    case Activity::kTying:
+      return "has run its tasks of step " + step + " and waits for what rank " +
+             std::to_string(state.source_rank) + " adds to the gradients of tied parameters";
   }
   return "is in an unknown state";
 }
@@ -55,7 +58,7 @@ std::optional<RankState> parse_rank_state(std::span<const std::byte> body) {
   RankState state;
   if (body.size() < sizeof state) return std::nullopt;
   std::memcpy(&state, body.data(), sizeof state);
-  if (state.activity > Activity::kRunning || state.blocked > Blocked::kAgreement ||
+  if (state.activity > Activity::kTying || state.blocked > Blocked::kAgreement ||
       static_cast<int>(state.kind) >= kNumTaskKinds) {
     return std::nullopt;
   }
@@ -83,6 +86,11 @@ void ActivityBoard::set_running(const Task& task, std::int64_t now_ns) {
   set_task(task);
   since_ns_.store(now_ns, std::memory_order_relaxed);  // B1
   activity_.store(Activity::kRunning, std::memory_order_release);  // B1
+}
+
+void ActivityBoard::set_tying(std::int32_t source_rank, std::int64_t now_ns) {
+  source_rank_.store(source_rank, std::memory_order_relaxed);  // B2
+  set(Activity::kTying, now_ns);
 }
 
 void ActivityBoard::set_missing(Blocked blocked, const Task& task, std::int32_t source_stage,

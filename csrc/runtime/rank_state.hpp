@@ -22,6 +22,7 @@ enum class Activity : std::uint8_t {
   kEntering = 1,  // waits for its peers' word on the coming step
   kWaiting = 2,   // inside a step, with nothing to run
   kRunning = 3,   // inside a task, or between two
+  kTying = 4,     // after its tasks, waits for a peer's part of tied parameters' gradients
 };
 
 inline constexpr std::uint32_t kNoStep = UINT32_MAX;
@@ -36,7 +37,8 @@ struct RankState {
   std::int32_t stage = -1;                // the task inside, or the one waited for; -1: none
   std::int32_t microbatch = -1;
   std::int32_t source_stage = -1;         // kWaiting: whose message the task lacks; -1: nobody's
-  // Its rank; blocked by kAgreement: the member (in its group) at which the task is not ready.
+  // Its rank; kTying: the rank waited for; kAgreement: the member (in its group) at which the
+  // task is not ready.
   std::int32_t source_rank = -1;
   std::int64_t since_ms = 0;              // how long it has been doing this
   std::int64_t num_retired = 0;           // tasks since the rank began
@@ -61,6 +63,7 @@ class ActivityBoard {
  public:
   void set(Activity activity, std::int64_t now_ns);
   void set_running(const Task& task, std::int64_t now_ns);
+  void set_tying(std::int32_t source_rank, std::int64_t now_ns);
   void set_missing(Blocked blocked, const Task& task, std::int32_t source_stage,
                    std::int32_t source_rank);
   void chose(const Decision& decision) { decisions_.add(decision); }

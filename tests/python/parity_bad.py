@@ -157,7 +157,8 @@ BAD = {
     **options("seed", [0.5, "x"], [], error="TypeError"),
     **options("edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 7)], [(0, 1), (1, 1), (1, 2)]], []),
     **options("loss_stages", [[5]], []),
-    **options("tied", [[(0, "scale"), (1, "scale")]], []),
+    **options("tied", [[(0, "scale"), (1, "scale")], [(0, "scale"), (1, "gain")]], ["stage 1"]),
+    **options("tied", [3], [], error="TypeError"),
     **options("placement", ["spiral", [0, 1], [0, 1, -1], [0, 0, 2]], []),
     **options("num_ranks", [0, 5], []),
     # In one process only.

@@ -129,6 +129,28 @@ TEST_CASE(a_peer_inside_a_task_or_just_out_of_one_is_no_stall) {
   CHECK(world.tick(waiting_for("0B0", 1, 61000)).has_value());
 }
 
+TEST_CASE(a_wait_for_tied_gradients_is_one_too) {
+  Watched world;
+  std::optional<Status> status;
+  std::int64_t waited_ms = 0;
+  while (!status && waited_ms < 60000) {
+    RankState self = state(Activity::kTying, waited_ms);
+    self.source_rank = 2;
+    world.say(1, state(Activity::kEntering, waited_ms));
+    world.say(2, state(Activity::kOutside, waited_ms));
+    waited_ms += 50;
+    self.since_ms = waited_ms;
+    status = world.tick(self);
+  }
+  CHECK(status->code == StatusCode::kStalled && waited_ms >= kStallMs && waited_ms < 2 * kStallMs);
+  CHECK(contains(status, "Rank 0 (this one) has run its tasks of step 4 and waits for what rank 2 "
+                         "adds to the gradients of tied parameters"));
+  CHECK(contains(status, "Look at rank 2 first"));
+  world.say(2, running("2B0", 0));
+  RankState self = state(Activity::kTying, 5000);
+  CHECK(!world.tick(self));
+}
+
 TEST_CASE(only_a_wait_inside_a_step_is_a_stall) {
   for (const Activity activity : {Activity::kOutside, Activity::kEntering, Activity::kRunning}) {
     Watched world;
