@@ -236,6 +236,8 @@ def check_drift(groups, views):
     Raises:
         ValueError: Names both and the values.
     """
+    if not groups:
+        return
     samples = {holder: sample for view in views for holder, sample in view["tied"].items()}
     for group in groups:
         for holder in group[1:]:
