@@ -21,6 +21,8 @@ COMMANDS = {
     "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
     "torchrun --nproc-per-node 4 examples/train_gpt.py":
         ("test_train_job.py", "test_four_processes"),
+    "torchrun --nproc-per-node 4 examples/gpt_pipelined.py":
+        ("test_gpt_scripts.py", "test_losses_are_the_same_for_200_steps"),
     "python examples/vision_text.py": ("test_vision_text.py", "test_one_process"),
     "torchrun --nproc-per-node 3 examples/vision_text.py":
         ("test_vision_text.py", "test_three_processes"),
@@ -33,7 +35,7 @@ COMMANDS = {
     },
 }
 PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py"}
-NOT_RUN = {"text"}  # languages of blocks that are drawings
+NOT_RUN = {"text", "diff"}  # languages of blocks that are drawings, or compared elsewhere
 
 
 def blocks(page):
