@@ -16,10 +16,12 @@ from rrfp.errors import (
     RrfpError,
     StageError,
     StallError,
+    TaskError,
 )
 from rrfp.gradients import GradScaler, clip_grad_norm_
 from rrfp.pipeline import Pipeline, run_pipeline
 from rrfp.report import RankReport, StepReport, StepResult
+from rrfp.scheduler import Scheduler, ScheduledTask
 from rrfp.simulation import SimulatedStep, simulate
 from rrfp.task_rng import task_rng
 from rrfp.tasks import Task, TaskKind, parse_task
@@ -35,12 +37,15 @@ __all__ = [
     "RankReport",
     "RankTimeoutError",
     "RrfpError",
+    "ScheduledTask",
+    "Scheduler",
     "SimulatedStep",
     "StageError",
     "StallError",
     "StepReport",
     "StepResult",
     "Task",
+    "TaskError",
     "TaskKind",
     "aux_loss",
     "build_info",

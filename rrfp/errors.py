@@ -70,6 +70,13 @@ class DeviceError(RrfpError):
     """A CUDA or NCCL call gave an error, which the message names."""
 
 
+class TaskError(RrfpError):
+    """A task of a ``Scheduler`` raised an exception, which is chained (``__cause__``).
+
+    Tasks that ran meanwhile have ended, the others were not begun; the scheduler is usable.
+    """
+
+
 _BY_CODE = {
     _C.StatusCode.PEER_LOST: PeerLostError,
     _C.StatusCode.STALLED: StallError,

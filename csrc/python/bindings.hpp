@@ -11,6 +11,7 @@ void bind_runtime(pybind11::module_& module);
 void bind_agreement(pybind11::module_& module);
 void bind_transport(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
+void bind_scheduler(pybind11::module_& module);
 void bind_simulation(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, module) {
   rrfp::python::bind_agreement(module);
   rrfp::python::bind_transport(module);
   rrfp::python::bind_device(module);
+  rrfp::python::bind_scheduler(module);
   rrfp::python::bind_simulation(module);
   rrfp::python::bind_build(module);
 }
