@@ -38,7 +38,38 @@ double work_of(TaskKind kind, double length, double quadratic) {
   return full + half;
 }
 
+// Lengthens the tasks of one stage and kind now and then.
+class Jitter {
+ public:
+  Jitter(const Variability& model, TaskKind kind)
+      : model_(model), strikes_(kind == TaskKind::kWeightGrad ? 0.0 : model.jitter_probability) {}
+
+  double lengthen(double units, std::mt19937_64& random) {
+    if (strikes_ == 0) return units;
+    std::uniform_real_distribution<double> uniform(0, 1);
+    usual_ = usual_ < 0 ? units : 0.9 * usual_ + 0.1 * units;
+    if (uniform(random) >= strikes_) return units;
+    return units + model_.jitter_alpha * std::max(model_.jitter_base_units, usual_) *
+                       (0.5 + uniform(random));
+  }
+
+ private:
+  const Variability& model_;
+  const double strikes_;
+  double usual_ = -1;
+};
+
 }  // namespace
+
+std::vector<Variability> jitters(double unit_ms) {
+  const auto level = [&](const char* name, double probability, double base_ms, double alpha) {
+    return Variability{.name = name,
+                       .jitter_probability = probability,
+                       .jitter_base_units = base_ms / unit_ms,
+                       .jitter_alpha = alpha};
+  };
+  return {level("J1", 0.1, 5, 0.5), level("J2", 0.2, 10, 1.0), level("J3", 0.3, 15, 1.5)};
+}
 
 const std::vector<Variability>& scored_variabilities() {
   static const std::vector<Variability> all = {
@@ -76,20 +107,34 @@ StepDraw::StepDraw(const Variability& model, std::int32_t num_stages,
     const bool is_text_only = uniform(random) < kTextOnlyShare;
     images[m] = is_text_only ? kTextOnlyWork : lognormal_of_mean_1(random, model.image_sigma);
   }
+  std::int32_t first_slow_stage = 0;
+  if (model.slow_stages > 0) {
+    first_slow_stage = std::uniform_int_distribution<std::int32_t>(0, num_stages - 1)(random);
+  }
   for (std::int32_t kind = 0; kind < kNumTaskKinds; ++kind) {
     for (std::int32_t stage = 0; stage < num_stages; ++stage) {
+      const double share = share_of_stage(model, stage, first_slow_stage);
+      Jitter jitter(model, static_cast<TaskKind>(kind));
       for (std::int32_t m = 0; m < num_microbatches; ++m) {
         const Task task{stage, static_cast<TaskKind>(kind), m};
         const double length = stage < model.image_stages ? images[m] : lengths[m];
-        const double work = work_of(task.kind, length, model.quadratic);
+        const double work = share * work_of(task.kind, length, model.quadratic);
         const double noise = lognormal_of_mean_1(random, sigma_of(model.noise_cv));
-        durations_ns_[index(task)] = to_ns(work * noise);
+        durations_ns_[index(task)] = to_ns(jitter.lengthen(work * noise, random));
         const bool is_late = uniform(random) < model.stall_probability;
         latencies_ns_[index(task)] = to_ns(kLatencyUnits + (is_late ? model.stall_units : 0));
         if (task.kind != TaskKind::kBackward) costs_[m] += work;
       }
     }
   }
+}
+
+double StepDraw::share_of_stage(const Variability& model, std::int32_t stage,
+                                std::int32_t first_slow_stage) const {
+  const std::int32_t behind = (stage - first_slow_stage + num_stages_) % num_stages_;
+  return (stage == num_stages_ - 1 ? 1 + model.last_extra : 1.0) *
+         (stage == 0 ? 1 + model.first_extra : 1.0) *
+         (behind < model.slow_stages ? model.slow_factor : 1.0);
 }
 
 std::vector<std::int32_t> mid_order(const std::vector<double>& costs) {

@@ -89,4 +89,39 @@ struct WaitsForTheOverdue : StepEngine {
   }
 };
 
+// Runs the first W in the place of its I, and that I when the engine asks for the W.
+struct WeightBeforeInput : StepEngine {
+  using StepEngine::StepEngine;
+  Choice claim(std::int64_t now_ns) {
+    if (state == State::kOwesInput) {
+      state = State::kHidesWeight;
+      return {input_grad};
+    }
+    Choice choice = StepEngine::claim(now_ns);
+    if (choice.local < 0) return choice;
+    const Task task = table().task(choice.local);
+    if (state == State::kUntouched && task.kind == TaskKind::kInputGrad) {
+      state = State::kRunsWeight;
+      input_grad = choice.local;
+      weight = table().local({task.stage, TaskKind::kWeightGrad, task.microbatch});
+      return {weight};
+    }
+    if (choice.local == weight) {  // it has run
+      StepEngine::retire(weight, now_ns);
+      return claim(now_ns);
+    }
+    return choice;
+  }
+  void retire(std::int32_t local, std::int64_t now_ns) {
+    if (state == State::kRunsWeight) {
+      state = State::kOwesInput;
+    } else {
+      StepEngine::retire(local, now_ns);
+    }
+  }
+  enum class State : std::uint8_t { kUntouched, kRunsWeight, kOwesInput, kHidesWeight };
+  State state = State::kUntouched;
+  std::int32_t input_grad = -1, weight = -1;
+};
+
 }  // namespace rrfp::test

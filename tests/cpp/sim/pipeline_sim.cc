@@ -1,23 +1,20 @@
 // Thousands of seeded steps of the simulated world, each judged by checkers that share no code
 // with the engine; and broken engines, each of which the checkers must find.
 //
-//   pipeline_sim [seeds]     or RRFP_SEEDS; 20,000 by default. RRFP_SEED is the first one.
-#include <chrono>
-#include <cstdlib>
-#include <functional>
+//   pipeline_sim [seeds [ranks microbatches]]     20,000 seeds by default; see seeds.hpp.
 #include <optional>
 
-#include "check.hpp"
 #include "engine_mutants.hpp"
-#include "random_step.hpp"
+#include "seeds.hpp"
 #include "step_checkers.hpp"
+#include "world_counts.hpp"
 
 using namespace rrfp;
 using namespace rrfp::test;
 
 namespace {
 
-std::int64_t num_seeds = 20000;
+SeedArguments arguments{20000};
 constexpr std::int64_t kMutantSeeds = 2000;
 
 sim::WorldOptions world_of(const RandomStep& step) {
@@ -31,11 +28,10 @@ sim::WorldOptions world_of(const RandomStep& step) {
 }
 
 // Runs the step with the engine, the plan and a share of the latencies; the checkers see the
-// step as it was meant. `spoil` may change the schedule that is judged.
+// step as it was meant.
 template <class Engine>
 std::string judge(const RandomStep& step, std::shared_ptr<const StepPlan> used_plan,
-                  double share_of_latency = 1.0,
-                  const std::function<void(Schedule&)>& spoil = {}) {
+                  double share_of_latency = 1.0) {
   std::map<std::pair<std::int32_t, std::int32_t>, std::int64_t> latest_ns;
   VirtualModel model;
   model.duration_ns = [&](const Task& task) { return step.duration_ns(task); };
@@ -48,33 +44,16 @@ std::string judge(const RandomStep& step, std::shared_ptr<const StepPlan> used_p
   };
   VirtualOutcome outcome = run_virtually<Engine>(used_plan, model);
   const auto meant_plan = step.plan();
-  Schedule schedule{outcome.finished, std::move(outcome.ranks), std::move(outcome.peak_units)};
-  if (spoil) spoil(schedule);
+  const Schedule schedule{outcome.finished, std::move(outcome.ranks),
+                          std::move(outcome.peak_units)};
   return StepChecker(step, *meant_plan, schedule).verdict();
 }
 
-// Exchanges the places of the first W and its I. The W takes its own time there, so that nothing
-// but its missing input speaks against it.
-void run_weight_first(const RandomStep& step, Schedule& schedule) {
-  for (auto& ran : schedule.ranks) {
-    const auto weight = std::find_if(ran.begin(), ran.end(), [](const VirtualTask& task) {
-      return task.task.kind == TaskKind::kWeightGrad;
-    });
-    if (weight == ran.end()) continue;
-    const Task input_grad{weight->task.stage, TaskKind::kInputGrad, weight->task.microbatch};
-    const auto before = std::find_if(ran.begin(), ran.end(), [&](const VirtualTask& task) {
-      return task.task == input_grad;
-    });
-    std::swap(before->task, weight->task);
-    before->end_ns = before->start_ns + step.duration_ns(before->task);
-    return;
-  }
-}
-
 // What the seeds met, so that a run can show that it saw all of it.
-struct Counts {
-  std::map<std::string, std::int64_t> of;
+struct Counts : WorldCounts {
+  using WorldCounts::add;
   void add(const RandomStep& step, const StepPlan& plan, const sim::WorldResult& world) {
+    add(step);
     of["messages"] += world.messages;
     of["reordered"] += world.reordered;
     of["duplicates"] += world.duplicates;
@@ -87,30 +66,21 @@ struct Counts {
     of["steps with chunks"] += step.num_chunks() > 1;
     of["steps with W in order"] += step.options().weight_in_order;
   }
-  void add(const AdmissionCounts& admission) {
-    of["admitted by level"] += admission.levelled;
-    of["admitted as the earliest"] += admission.earliest;
-    of["admitted beside the earliest"] += admission.not_earliest;
-    of["held back by level"] += admission.levelled_held;
-    of["held back for the earliest"] += admission.not_earliest_held;
-    of["admitted by bytes"] += admission.bytes;
-    of["held back by bytes"] += admission.bytes_held;
-  }
   void print() const {
     std::string text;
     for (const auto& [name, count] : of) text += ", " + std::to_string(count) + " " + name;
-    std::printf("  %lld seeds%s\n", static_cast<long long>(num_seeds), text.c_str());
+    std::printf("  met%s\n", text.substr(1).c_str());
   }
 };
 
 // Empty, or what is wrong with the step of the seed, in words.
-std::string run_seed(std::uint64_t seed, bool loses_a_message, Counts& counts) {
-  const RandomStep step(seed);
+std::string run_seed(std::uint64_t seed, WorldCaps caps, Counts& counts) {
+  const RandomStep step(seed, caps);
   const auto plan = step.plan();
   sim::WorldOptions world = world_of(step);
   std::int64_t num_sent = 0;
   std::optional<Task> lost;
-  if (loses_a_message) {
+  if (seed % 10 == 9) {
     world.is_lost = [&](const Task& from, std::int32_t) {
       if (++num_sent != static_cast<std::int64_t>(seed % 9 + 1)) return false;
       lost = from;
@@ -142,17 +112,15 @@ void find_mutant(const char* name, Judge judge_seed) {
 
 TEST_CASE(random_steps_keep_every_promise) {
   Counts counts;
-  const auto start = std::chrono::steady_clock::now();
-  for (std::int64_t i = 0; i < num_seeds; ++i) {
-    const std::string wrong = run_seed(seed() + i, i % 10 == 9, counts);
-    if (!wrong.empty()) fail(__FILE__, __LINE__, wrong);
-  }
-  const std::chrono::duration<double> took_s = std::chrono::steady_clock::now() - start;
-  std::printf("  %.0f seeds per minute\n", 60 * static_cast<double>(num_seeds) / took_s.count());
+  run_seeds(arguments, [&](std::uint64_t seed, WorldCaps caps) {
+    return run_seed(seed, caps, counts);
+  });
   counts.add(StepChecker::counts);
   counts.print();
+  for (const char* part : kEveryPart) counts.of[std::string("steps with ") + part] += 0;
+  if (!arguments.shows_all_counters()) return;
   for (const auto& [name, count] : counts.of) {
-    if (count == 0 && num_seeds >= 1000) fail(__FILE__, __LINE__, "no seed had any " + name);
+    if (count == 0) fail(__FILE__, __LINE__, "no seed had any " + name);
   }
 }
 
@@ -180,6 +148,14 @@ TEST_CASE(fifo_links_do_not_reorder) {
     reordered += sim::simulate(step.plan(), world).reordered;
   }
   CHECK(reordered == 0);
+}
+
+TEST_CASE(checkers_find_nothing_without_a_mutant) {
+  for (std::int64_t i = 0; i < kMutantSeeds; ++i) {
+    const RandomStep step(seed() + i);
+    const std::string wrong = judge<StepEngine>(step, step.plan());
+    if (!wrong.empty()) fail(__FILE__, __LINE__, wrong + " (" + step.text() + ")");
+  }
 }
 
 TEST_CASE(checkers_find_every_mutant) {
@@ -224,8 +200,7 @@ TEST_CASE(checkers_find_every_mutant) {
     return judge<WrongMicrobatch>(step, step.plan());
   });
   find_mutant("W before I", [](const RandomStep& step) {
-    return judge<StepEngine>(step, step.plan(), 1.0,
-                             [&](Schedule& schedule) { run_weight_first(step, schedule); });
+    return judge<WeightBeforeInput>(step, step.plan());
   });
   find_mutant("half the latency", [](const RandomStep& step) {
     return judge<StepEngine>(step, step.plan(), 0.5);
@@ -233,10 +208,5 @@ TEST_CASE(checkers_find_every_mutant) {
 }
 
 int main(int argc, char** argv) {
-  if (const char* text = std::getenv("RRFP_SEEDS")) num_seeds = std::atoll(text);
-  if (argc > 1 && std::atoll(argv[1]) > 0) {
-    num_seeds = std::atoll(argv[1]);
-    argc = 1;
-  }
-  return rrfp::test::run(argc, argv);
+  return rrfp::test::run_with(arguments, argc, argv);
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "random_variability.hpp"
 #include "runtime/step_plan.hpp"
 #include "sim/world.hpp"
 
@@ -33,6 +34,7 @@ class RandomStep {
     is_split_ = draw(0, 1) == 1;
     make_options();
     make_times();
+    if (seed % 2 == 1) make_times_of_model(seed);
   }
 
   const StepOptions& options() const { return options_; }
@@ -78,6 +80,8 @@ class RandomStep {
   std::int64_t again_after_ns(const Task& from) const { return again_after_ns_[index(from)]; }
 
   std::int64_t announcement_lag_ns() const { return announcement_lag_ns_; }
+  // What its durations and latencies are made of; empty: noise of their own.
+  const std::vector<std::string>& variability() const { return variability_; }
 
   std::string text() const {
     std::string limits;
@@ -212,6 +216,22 @@ class RandomStep {
     announcement_lag_ns_ = draw(0, 2) * 2000;
   }
 
+  // Times of a variability model in the place of those above; what takes no time still does not.
+  void make_times_of_model(std::uint64_t seed) {
+    const sim::Variability model = random_variability(seed, num_stages());
+    const sim::StepDraw times(model, num_stages(), num_microbatches_, seed);
+    for (const TaskKind kind : {TaskKind::kForward, TaskKind::kBackward, TaskKind::kInputGrad,
+                                TaskKind::kWeightGrad}) {
+      for (std::int32_t at = 0; at < num_stages() * num_microbatches_; ++at) {
+        const Task task{at / num_microbatches_, kind, at % num_microbatches_};
+        std::int64_t& duration_ns = durations_ns_[index(task)];
+        if (duration_ns != 0) duration_ns = times.duration_ns(task) / 100;
+        latencies_ns_[index(task)] = times.latency_ns(task) / 100;
+      }
+    }
+    variability_ = parts_of(model);
+  }
+
   std::mt19937_64 random_;
   std::int32_t num_ranks_ = 1;
   std::int32_t num_chunks_ = 1;
@@ -224,6 +244,7 @@ class RandomStep {
   std::vector<std::int64_t> latencies_ns_;
   std::vector<std::int64_t> again_after_ns_;
   std::int64_t announcement_lag_ns_ = 0;
+  std::vector<std::string> variability_;
 };
 
 }  // namespace rrfp::test

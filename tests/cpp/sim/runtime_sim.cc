@@ -1,41 +1,21 @@
 // Thousands of seeded runs of the real RankRuntimes with faults; broken ones, each of which must
 // be found; and the small worlds in which something was wrong once.
 //
-//   runtime_sim [seeds]     or RRFP_SEEDS; 3,000 by default. RRFP_SEED is the first one.
-#include <chrono>
-#include <cstdlib>
-
-#include "check.hpp"
+//   runtime_sim [seeds [ranks microbatches]]     20,000 seeds by default; see seeds.hpp.
 #include "runtime_world.hpp"
+#include "seeds.hpp"
 
 using namespace rrfp;
 using namespace rrfp::test;
 
 namespace {
 
-std::int64_t num_seeds = 3000;
+SeedArguments arguments{20000};
 constexpr std::int64_t kMutantSeeds = 4000;
 
 std::string run_seed(std::uint64_t seed, WorldCaps caps = {}, Mutant mutant = Mutant::kNone) {
   WorldCounts counts;
   return RuntimeWorld(seed, caps, mutant).run(counts);
-}
-
-// The smallest world near a failing seed that fails as well.
-std::string shrunk(std::uint64_t seed) {
-  const std::string whole = run_seed(seed);
-  for (std::int32_t size = 2; size <= 20; ++size) {
-    for (std::int32_t num_ranks = 1; num_ranks <= std::min(size, 8); ++num_ranks) {
-      const WorldCaps caps{num_ranks, size - num_ranks + 1};
-      for (std::uint64_t near = seed; near < seed + 40; ++near) {
-        const std::string wrong = run_seed(near, caps);
-        if (wrong.empty()) continue;
-        return whole + "\n  shrunk to caps {" + std::to_string(caps.num_ranks) + ", " +
-               std::to_string(caps.num_microbatches) + "}, " + wrong;
-      }
-    }
-  }
-  return whole;
 }
 
 // Worlds in which something was wrong once; tests/README.md says how they come here.
@@ -52,21 +32,18 @@ constexpr Regression kRegressions[] = {
 
 TEST_CASE(every_rank_ends_alike_whatever_goes_wrong) {
   WorldCounts counts;
-  const auto start = std::chrono::steady_clock::now();
-  for (std::int64_t i = 0; i < num_seeds; ++i) {
-    RuntimeWorld world(seed() + i);
-    if (world.run(counts).empty()) continue;
-    fail(__FILE__, __LINE__, shrunk(seed() + i));
-    if (failures() >= 3) break;
-  }
-  const double minutes =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 60;
-  std::printf("  %lld seeds, %.0f per minute\n", static_cast<long long>(num_seeds),
-              static_cast<double>(num_seeds) / minutes);
+  run_seeds(arguments, [&](std::uint64_t seed, WorldCaps caps) {
+    return RuntimeWorld(seed, caps).run(counts);
+  });
+  counts.add(StepChecker::counts);
   for (const auto& [name, count] : counts.of) {
     std::printf("  %8lld %s\n", static_cast<long long>(count), name.c_str());
   }
-  if (num_seeds < 1000) return;
+  if (!arguments.shows_all_counters()) return;
+  for (const char* part : kEveryPart) counts.of[std::string("steps with ") + part] += 0;
+  for (const auto& [name, count] : counts.of) {
+    if (count == 0) fail(__FILE__, __LINE__, "no seed had any " + name);
+  }
   for (const char* met : {"no fault: finished", "again: finished", "again: protocol",
                           "corrupt: protocol", "foreign: protocol", "truncated: peer lost",
                           "stops: peer lost", "dies: peer lost", "never starts: timed out",
@@ -113,10 +90,5 @@ TEST_CASE(every_mutant_is_found) {
 }
 
 int main(int argc, char** argv) {
-  if (const char* text = std::getenv("RRFP_SEEDS")) num_seeds = std::atoll(text);
-  if (argc > 1 && std::atoll(argv[1]) > 0) {
-    num_seeds = std::atoll(argv[1]);
-    argc = 1;
-  }
-  return rrfp::test::run(argc, argv);
+  return rrfp::test::run_with(arguments, argc, argv);
 }

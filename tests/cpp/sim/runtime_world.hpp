@@ -134,6 +134,7 @@ class RuntimeWorld {
     while (!events.empty()) events.run_one();
     const std::string wrong = judge(network, ranks, ended_ns);
     counts.add(fault_, !is_chain_, network, ranks);
+    counts.add(step_);
     return wrong;
   }
 

@@ -8,12 +8,25 @@
 #include <vector>
 
 #include "sim_rank.hpp"
+#include "step_checkers.hpp"
 
 namespace rrfp::test {
 
 struct WorldCounts {
   std::map<std::string, std::int64_t> of;
 
+  void add(const RandomStep& step) {
+    for (const std::string& part : step.variability()) ++of["steps with " + part];
+  }
+  void add(const AdmissionCounts& admission) {
+    of["admitted by level"] += admission.levelled;
+    of["admitted as the earliest"] += admission.earliest;
+    of["admitted beside the earliest"] += admission.not_earliest;
+    of["held back by level"] += admission.levelled_held;
+    of["held back for the earliest"] += admission.not_earliest_held;
+    of["admitted by bytes"] += admission.bytes;
+    of["held back by bytes"] += admission.bytes_held;
+  }
   void add(const Fault& fault, bool has_skips, const SimNetwork& network,
            const std::vector<std::unique_ptr<SimRank>>& ranks) {
     std::int64_t fault_ns = network.fault_ns;
