@@ -20,6 +20,7 @@ from rrfp.errors import (
 )
 from rrfp.gradients import GradScaler, clip_grad_norm_
 from rrfp.pipeline import Pipeline, run_pipeline
+from rrfp.rank_hint import HintState
 from rrfp.report import RankReport, StepReport, StepResult
 from rrfp.scheduler import Scheduler, ScheduledTask
 from rrfp.simulation import SimulatedStep, simulate
@@ -30,6 +31,7 @@ __all__ = [
     "ClosedError",
     "DeviceError",
     "GradScaler",
+    "HintState",
     "InterruptedStepError",
     "PeerLostError",
     "Pipeline",

@@ -7,6 +7,7 @@ import torch
 
 from rrfp import _C
 from rrfp.byte_limits import byte_limits
+from rrfp.rank_hint import order_by, state_of
 from rrfp.settings import SETTINGS
 from rrfp.tied import check_drift
 
@@ -89,10 +90,14 @@ def decide(request, views, layout):
     traits = {stage: seen for view in views for stage, seen in sorted(view["traits"].items())}
     is_ordered = request.deterministic
     limits_bytes, activation_bytes = byte_limits(request, views, layout, num_microbatches, costs)
+    hint, order = request.hint, tuple(request.order)
+    if callable(hint):
+        state = state_of(request, layout, views[0]["counter"], num_microbatches, costs)
+        hint, order = "order", order_by(hint, state)
     return Decision(
         num_microbatches=num_microbatches,
-        hint=request.hint,
-        order=tuple(request.order),
+        hint=hint,
+        order=order,
         slack=request.slack,
         limits=request.in_flight.units,
         limits_bytes=limits_bytes,
@@ -192,9 +197,10 @@ def _microbatch_order(request, costs, num_microbatches):
     order = request.microbatch_order
     if isinstance(order, str) and order == "given":
         return ()
-    if request.order:
+    if request.names_microbatches:
+        kind = "an order of tasks" if request.order else "a callable that ranks tasks"
         raise ValueError(
-            "hint is an order of tasks, which names microbatches as they were given; it requires "
+            f"hint is {kind}, which names microbatches as they were given; it requires "
             "microbatch_order='given'."
         )
     if isinstance(order, str):

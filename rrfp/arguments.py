@@ -209,6 +209,11 @@ class StepRequest:
                     "num_microbatches for a loss_fn that needs none)."
                 )
 
+    @property
+    def names_microbatches(self):
+        """Whether the hint speaks of the microbatches as they were given."""
+        return bool(self.order) or callable(self.hint)
+
     def given_to(self, stage):
         """The tables of one stage of this rank."""
         return StageInputs(
@@ -244,7 +249,8 @@ class StepRequest:
             "costs": self.costs,
             "activation_bytes": self.activation_bytes,
             "options": {
-                "hint": f"order {digest} of {len(self.order)} tasks" if self.order else self.hint,
+                "hint": f"order {digest} of {len(self.order)} tasks" if self.order
+                        else "a callable" if callable(self.hint) else self.hint,
                 "slack": {_C.UNLIMITED: "unlimited", _C.AUTO_SLACK: "auto"}.get(
                     self.slack, self.slack
                 ),

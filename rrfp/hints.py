@@ -3,7 +3,7 @@
 By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``bfw``, ``fb``, ``b-priority``, ``f-priority``,
 ``zb-h1``, ``interleaved``, ``zbv``. Or a user's own order: a list of the task texts of all ranks
 (each rank takes its own, as they stand), ``{rank: [texts]}``, or a schedule file of torch's
-(``schedule_csv.py``).
+(``schedule_csv.py``), or a callable (``rank_hint.py``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ SPLIT_HINTS = ("bfw", "zb-h1", "zbv")  # rank W tasks, so backwards are split
 
 def normalise_hint(hint, rank_of_stage=None):
     """(name, order) of a hint argument; order is a list of task texts, empty for a name.
+
+    A callable stays as it is: it is asked when the step is decided.
 
     ``rank_of_stage`` is what an order by rank is checked against; None: not at all.
 
@@ -37,7 +39,7 @@ def normalise_hint(hint, rank_of_stage=None):
             "file of torch's schedules."
         )
     if callable(hint):
-        raise ValueError("a callable hint is not supported yet; list the task texts instead.")
+        return hint, []
     if isinstance(hint, Mapping):
         texts = [text for rank in sorted(hint) for text in hint[rank]]
     elif isinstance(hint, Sequence):

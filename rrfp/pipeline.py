@@ -196,7 +196,10 @@ def run_pipeline(
         hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"bfw"``, ``"fb"``,
             ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, ``"interleaved"``,
             ``"zbv"``, or an order of your own: the task
-            texts of all ranks, or a schedule of torch's (a ``.csv`` path, or its text).
+            texts of all ranks, or a schedule of torch's (a ``.csv`` path, or its text), or a
+            callable ``rank(task, state)``: called once per task when a step begins, with a
+            ``Task`` and a ``HintState``; the task with the lowest number is preferred. Between
+            processes rank 0's is called, and every rank must pass one.
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or

@@ -66,6 +66,12 @@ def options(name, values, words, **more):
     return {f"{name}={value!r:.40}": Bad({name: value}, [*words, name], **more) for value in values}
 
 
+def raises_for_2f1(task, state):
+    if str(task) == "2F1":
+        raise KeyError("broken on purpose")
+    return 0
+
+
 BAD = {
     "order omits": Bad({"hint": order(lambda t: t.remove("1B2"))}, ["1B2"]),
     "order repeats": Bad({"hint": order(lambda t: t.append("2F0"))}, ["2F0", "twice"]),
@@ -127,6 +133,14 @@ BAD = {
         lambda r: source(r, stage_kwargs={9: [{}] * 4}), ["stage_kwargs", "9"]
     ),
     **options("hint", ["zigzag", "", "1F1B "], ["1f1b"]),
+    "callable hint that raises": Bad({"hint": raises_for_2f1}, ["hint", "2F1", "KeyError"]),
+    "callable hint that answers a text": Bad({"hint": lambda t, s: "x"}, ["hint", "'x'", "0F0"],
+                                             "TypeError"),
+    "callable hint that answers nan": Bad({"hint": lambda t, s: NAN}, ["hint", "nan", "0F0"]),
+    "callable hint with an order of microbatches": Bad(
+        {"hint": lambda t, s: 0, "microbatch_order": "mid"}, ["hint", "callable", "given"]),
+    "callable hint that can never finish at slack 0": Bad(
+        {"hint": lambda t, s: t.kind == "F", "slack": 0}, ["circle", "slack 0"]),
     **options("num_microbatches", [-1, 0, 3], []),
     **options("num_microbatches", ["4", 4.5], [], error="TypeError"),
     **options("max_in_flight", [0, -1], []),
