@@ -207,7 +207,12 @@ def cuda_support() -> dict[str, str | int | bool]: ...
 def ipc_link(rank: int, num_ranks: int, device: int) -> DeviceLink: ...
 def nccl_link(rank: int, edges: Sequence[tuple[int, int]], device: int) -> DeviceLink: ...
 def join_device(
-    control: ControlLink, link: DeviceLink, run: int, heartbeat_ms: int, peer_timeout_ms: int
+    control: ControlLink,
+    link: DeviceLink,
+    run: int,
+    heartbeat_ms: int,
+    peer_timeout_ms: int,
+    agreement: AgreementSegment | None = None,
 ) -> Runtime: ...
 def make_device_runtimes(
     devices: Sequence[int], run: int, timeout_ms: int, peer_timeout_ms: int

@@ -12,6 +12,7 @@ import torch
 from rrfp import _C
 from rrfp.errors import DeviceError, error_from_status
 from rrfp.settings import SETTINGS
+from rrfp.shared_device import SharedParcels
 
 logger = logging.getLogger("rrfp")
 
@@ -51,11 +52,13 @@ def stage_device(stage, module):
     return device
 
 
-def same_kind_devices(devices):
+def place_on_gpus(layout, devices):
     """``{stage: device or None}`` with no None left; None where all stages are on the CPU.
 
+    A stage without tensors is where the other stages of its rank are, else on the current GPU.
+
     Raises:
-        ValueError: Some stages are on the CPU and some on GPUs.
+        ValueError: Some stages are on the CPU and some on GPUs, or a rank has two GPUs.
     """
     kinds = {}
     for stage, device in devices.items():
@@ -68,15 +71,31 @@ def same_kind_devices(devices):
         )
     if "cuda" not in kinds:
         return None
-    here = torch.device("cuda", torch.cuda.current_device())
-    return {
-        stage: here if device is None else torch.device(device)
-        for stage, device in devices.items()
-    }
+    placed = {}
+    for rank in range(layout.num_ranks):
+        stages = layout.stages_of(rank)
+        known = {stage: torch.device(devices[stage]) for stage in stages if devices[stage]}
+        first = next(iter(known), None)
+        for stage, device in known.items():
+            if device != known[first]:
+                raise ValueError(
+                    f"rank {rank} has stage {first} on {known[first]} and stage {stage} on "
+                    f"{device}; a rank runs its stages on one GPU. Move them with .to(device), "
+                    "or give each GPU a rank by placement."
+                )
+        if first is None:
+            known[first] = torch.device("cuda", torch.cuda.current_device())
+        placed.update(dict.fromkeys(stages, known[first]))
+    return placed
 
 
-def refuse_shared_draws(modules, devices):
-    """Refuse dropout in stages that share a device in one process.
+def devices_by_rank(layout, devices):
+    """The GPU of each rank, of what ``place_on_gpus`` gave."""
+    return [devices[layout.stages_of(rank)[0]] for rank in range(layout.num_ranks)]
+
+
+def refuse_shared_draws(modules, rank_of_stage, devices):
+    """Refuse dropout in stages whose device another rank of this process uses too.
 
     They share its default generator too, whose seed a task sets: another rank's task would come
     between, and a checkpointed stage would recompute with another mask.
@@ -84,9 +103,11 @@ def refuse_shared_draws(modules, devices):
     Raises:
         ValueError: Names the stage.
     """
-    used = list(devices.values())
+    ranks_on = {}
+    for stage, rank in enumerate(rank_of_stage):
+        ranks_on.setdefault(devices[stage], set()).add(rank)
     for stage, module in modules.items():
-        if used.count(devices[stage]) < 2:
+        if len(ranks_on[devices[stage]]) == 1:
             continue
         for part in module.modules():
             if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training and part.p:
@@ -98,10 +119,15 @@ def refuse_shared_draws(modules, devices):
 
 
 class Launcher:
-    """Launches the tasks of one rank on one stream of its GPU, in one step."""
+    """Launches the tasks of one rank on one stream of its GPU, in one step.
 
-    def __init__(self, stream, lookahead):
+    Attributes:
+        shared_parcels: How values reach ranks of this process, which all share the GPU; else None.
+    """
+
+    def __init__(self, stream, lookahead, shared_parcels=None):
         self.stream = stream
+        self.shared_parcels = shared_parcels
         self.depth = 1 if lookahead == 1 else _DEPTH
         self._caller = torch.cuda.current_stream(stream.device)
         self._entered = None
@@ -115,6 +141,8 @@ class Launcher:
         """Let the caller's stream go on when the stream has done all that was launched."""
         if self.stream != self._caller:
             self._caller.wait_stream(self.stream)
+        if self.shared_parcels is not None:
+            self.shared_parcels.clear()
 
     def __enter__(self):
         self._entered = torch.cuda.stream(self.stream)
@@ -146,6 +174,8 @@ class Launcher:
 class LocalStreams:
     """The streams of ranks that are threads of this process, kept from step to step.
 
+    Values between them are shared where all are on one device: received memory, which is given
+    back when the receiver's stream has passed, is not there to be shared by mistake.
     A rank alone on its device uses the caller's current stream there; ranks that share a device
     have one each, which begin after the caller's and are waited for by it.
     """
@@ -154,12 +184,13 @@ class LocalStreams:
         self._devices = devices  # by rank
         shared = {d for d in devices if devices.count(d) > 1}
         self._own = [torch.cuda.Stream(d) if d in shared else None for d in devices]
+        self._shared_parcels = SharedParcels() if len(set(devices)) == 1 else None
 
     def launchers(self, lookahead):
         """One launcher per rank, for a step that begins now."""
         return [
-            Launcher(own or torch.cuda.current_stream(device), lookahead)
-            for own, device in zip(self._own, self._devices)
+            Launcher(own or torch.cuda.current_stream(device), lookahead, self._shared_parcels)
+            for own, device in zip(self._own, self._devices, strict=True)
         ]
 
 
@@ -189,11 +220,11 @@ def end_side_by_side(runtimes, timeout_ms):
         thread.join()
 
 
-def join_devices(rendezvous, control, run, edges, device, transport):
+def join_devices(rendezvous, control, run, edges, device, transport, agreement):
     """The runtime of this rank: its control connections and the best way between the devices.
 
-    ``edges`` are (source rank, target rank). With ``transport`` "auto" all ranks use IPC, or
-    all NCCL where one of them cannot.
+    ``edges`` are (source rank, target rank); ``agreement`` is the memory of this rank's agreement
+    group, or None. With ``transport`` "auto" all ranks use IPC, or all NCCL where one cannot.
 
     Raises:
         DeviceError: There is no way; the same on every rank, with every rank's reasons.
@@ -217,7 +248,8 @@ def join_devices(rendezvous, control, run, edges, device, transport):
             refusal = _first_refusal(rendezvous.exchange({"refusal": refusal}))
         if refusal is None:
             return _C.join_device(
-                control, link, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s)
+                control, link, run, SETTINGS.heartbeat_ms, int(1000 * SETTINGS.peer_timeout_s),
+                agreement,
             )
         refusals.append(f"{name}: {refusal}")
         if transport == "auto" and name == "ipc" and member.rank == 0:

@@ -194,22 +194,6 @@ def check_transport(transport, names):
         )
 
 
-def check_fits_devices(layout, devices):
-    """Refuse on GPUs (``devices`` is not None) what has not been tried there.
-
-    Raises:
-        ValueError: Several stages on a rank, or no chain.
-    """
-    chain = tuple((s, s + 1) for s in range(layout.num_stages - 1))
-    if devices is None or (layout.has_one_stage_per_rank and layout.edges == chain):
-        return
-    raise ValueError(
-        f"{layout.num_stages} stages on {layout.num_ranks} ranks with edges {list(layout.edges)}: "
-        "on GPUs only chains with one stage per rank are supported yet. Use as many ranks as "
-        "stages and leave edges at None, or keep the stages on the CPU."
-    )
-
-
 def check_modules(table):
     """Refuse what one process can see to be wrong with its stages.
 

@@ -11,11 +11,10 @@ from rrfp import _C
 from rrfp.agreement import decide
 from rrfp.agreement_group import GroupSetUp, settle
 from rrfp.arguments import is_timeout
-from rrfp.device import Launcher, join_devices, same_kind_devices, stage_device
+from rrfp.device import Launcher, join_devices, place_on_gpus, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
 from rrfp.layout import (
-    check_fits_devices,
     check_modules,
     check_stages_complete,
     check_transport,
@@ -102,16 +101,10 @@ def _lay_out(cards, member, shape, transport):
     check_stages_complete(stages_of_rank)
     layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, **shape)
     _check_placement(stages_of_rank, layout)
-    devices = same_kind_devices({s: d for card in cards for s, d in card["devices"].items()})
-    check_fits_devices(layout, devices)
+    devices = place_on_gpus(layout, {s: d for c in cards for s, d in c["devices"].items()})
     _check_channel(transport, devices)
     described = {h: facts for card in cards for h, facts in card["tied parameters"].items()}
     check_holders(layout.tied, described, layout.num_stages)
-    if devices is not None and any(card["agreement"] != "none" for card in cards):
-        raise ValueError(
-            "agreement_group is given for stages on GPUs, which is not supported yet; leave it at "
-            "None, or keep the stages on the CPU."
-        )
     return layout, devices
 
 
@@ -178,7 +171,7 @@ class ProcessSession(Session):
                 _C.set_spin_us(SETTINGS.spin_us or 0)
                 (device,) = set(devices.values())
                 self._runtime = join_devices(
-                    rendezvous, control, run, layout.directed_edges, device, transport
+                    rendezvous, control, run, layout.directed_edges, device, transport, segment
                 )
         except _C.StatusError as error:
             self._runtime = None

@@ -19,6 +19,7 @@ from rrfp.activations import ActivationMemory, HeldBytes
 from rrfp.agreement import decide
 from rrfp.device import (
     LocalStreams,
+    devices_by_rank,
     end_side_by_side,
     make_local_device_runtimes,
     refuse_shared_draws,
@@ -235,7 +236,7 @@ class LocalSession(Session):
         if devices is None:
             self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
         else:
-            by_rank = [devices[layout.stages_of(rank)[0]] for rank in range(layout.num_ranks)]
+            by_rank = devices_by_rank(layout, devices)
             self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
             self._streams = LocalStreams(by_rank)
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
@@ -246,7 +247,7 @@ class LocalSession(Session):
         decision = decide(request, [self._view(modules, request)], self.layout)
         decision = self._guarded(decision)
         if self.devices is not None:
-            refuse_shared_draws(modules, self.devices)
+            refuse_shared_draws(modules, self.layout.rank_of_stage, self.devices)
         modes = CallerModes(request.forward_only)
         launchers = [None] * len(self._runtimes)
         if self._streams is not None:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from rrfp.device import same_kind_devices, stage_device
+from rrfp.device import place_on_gpus, stage_device
 from rrfp.layout import (
-    check_fits_devices,
     check_modules,
     check_stages_complete,
     check_transport,
@@ -89,8 +88,7 @@ def open_session(
     check_stages_complete([list(modules)])
     layout = make_layout(len(modules), num_ranks, **shape)
     check_modules(modules)
-    devices = same_kind_devices({s: stage_device(s, m) for s, m in modules.items()})
-    check_fits_devices(layout, devices)
+    devices = place_on_gpus(layout, {s: stage_device(s, m) for s, m in modules.items()})
     check_holders(layout.tied, describe_holders(layout.tied, modules), layout.num_stages)
     mark_copies(layout.tied, modules)
     return modules, LocalSession(layout, devices)

@@ -5,6 +5,8 @@ import queue
 import threading
 import traceback
 
+import torch
+
 from rrfp import _C
 from rrfp.boundary import decode, encode
 from rrfp.errors import stage_failure_text
@@ -32,6 +34,7 @@ class RankStep:
         self.stall_timeout_ms = stall_timeout_ms
         self.launcher = launcher
         self.held_bytes = held_bytes  # None: nobody counts them
+        self._shared_parcels = launcher and launcher.shared_parcels
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank
@@ -61,7 +64,8 @@ class RankStep:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:
                     try:
-                        self._run_task(local, *tasks[local])
+                        with _profiler_range(*tasks[local]):
+                            self._run_task(local, *tasks[local])
                     except (_C.StatusError, KeyboardInterrupt):
                         raise
                     except BaseException as error:
@@ -84,7 +88,8 @@ class RankStep:
             del parcels[0]  # the stage's own F or I, which sends nothing
         for index, parcel in enumerate(parcels):
             if type(parcel) is _C.Inbound:
-                parcels[index] = decode(parcel)
+                shared = self._shared_parcels and self._shared_parcels.take(parcel)
+                parcels[index] = shared or decode(parcel)
                 del parcel
         self.random.begin(kind, stage, microbatch)
         targets, results = self.stage_steps[stage].run(kind, microbatch, parcels)
@@ -92,7 +97,8 @@ class RankStep:
             if target in self._shares_memory_with:
                 runtime.post_object(local, target, result)
             else:
-                runtime.post_tensors(local, target, *encode(result))
+                shared = self._shared_parcels and self._shared_parcels.post(result)
+                runtime.post_tensors(local, target, *(shared or encode(result)))
 
     def _end_everywhere(self, task, error):
         """Tell every rank that a task raised an exception."""
@@ -102,6 +108,16 @@ class RankStep:
             f"{stage}{kind}{microbatch}", error, "".join(traceback.format_exception(error))
         )
         self.runtime.abort(_C.StatusCode.STAGE_FAILED, self.runtime.rank, text)
+
+
+def _profiler_range(stage, kind, microbatch):
+    """A range of torch.profiler named by the task; nothing where no profiler runs.
+
+    Not by its text alone: torch takes "2F0" for a mangled name of C++, and shows "F0".
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
+    return contextlib.nullcontext()
 
 
 class Worker:

@@ -2,7 +2,7 @@
 # Builds with CUDA, tests the device channels on the GPUs of this machine and measures messages;
 # needs two GPUs for figures that mean something, one for the tests. Everything that is printed
 # is also kept in the folder given as the first argument. Steps can be chosen: run_all.sh DIR
-# build tests connections measure sanitize extension python step random
+# build tests connections measure sanitize extension python step random beside
 set -u
 out=${1:?usage: run_all.sh OUTPUT_FOLDER [STEP...]}
 shift
@@ -46,6 +46,17 @@ for what in $steps; do
         step ${channel}_failures 120 $programs/device_failure_test
       done
       ;;
+    beside)  # 20,000 messages each beside all-reduces of torch
+      for connections in 1 8 32; do
+        for channel in ipc nccl; do
+          [ $channel$connections = nccl1 ] && continue
+          step beside_${channel}_$connections 90 env PYTHONPATH="$PWD" OMP_NUM_THREADS=1 \
+            CUDA_DEVICE_MAX_CONNECTIONS=$connections torchrun --nproc-per-node 2 \
+            tests/distributed/gpu_rank.py --transport $channel --beside-all-reduces \
+            --steps 200 --microbatches 100 --check-every 10 --busy-cycles 20000
+        done
+      done
+      ;;
     connections)
       for connections in 1 8 32; do
         for channel in ipc nccl; do
@@ -65,8 +76,7 @@ for what in $steps; do
       step extension 180 env RRFP_CMAKE_ARGS=-DRRFP_CUDA=on python3 setup.py build_ext --inplace
       ;;
     python)
-      step python 240 env PYTHONPATH="$PWD" python3 -m pytest -q -m gpu \
-        tests/python/test_gpu_parity.py
+      step python 300 env PYTHONPATH="$PWD" python3 -m pytest -q -m gpu tests/python
       ;;
     step)
       step first_step 120 env PYTHONPATH="$PWD" torchrun --nproc-per-node 2 \
@@ -76,7 +86,7 @@ for what in $steps; do
       for channel in ipc nccl; do
         step random_$channel 90 env PYTHONPATH="$PWD" torchrun --nproc-per-node 2 \
           tests/distributed/gpu_rank.py --transport $channel --steps 500 --longest 3000 \
-          --check-every 5 --microbatches 6
+          --check-every 5 --microbatches 6 --check-memory
       done
       ;;
     sanitize)

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "device/cuda_support.hpp"
+#include "python/agreement_handle.hpp"
 #include "python/bindings.hpp"
 #include "python/control_link.hpp"
 #include "python/device_link.hpp"
@@ -47,13 +48,15 @@ std::string open_link(DeviceLink& link, const std::vector<std::string>& addresse
 
 std::unique_ptr<RuntimeHandle> join_device(ControlLink& control, DeviceLink& link,
                                            std::uint64_t run, std::int64_t heartbeat_ms,
-                                           std::int64_t peer_timeout_ms) {
+                                           std::int64_t peer_timeout_ms,
+                                           AgreementHandle* agreement) {
   RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
   DeviceRank rank = link.join(std::move(control.transport));
   RuntimeOptions options{run, heartbeat_ms, peer_timeout_ms};
   options.spin_us = kWorkerSpinUs;
   return std::make_unique<RuntimeHandle>(std::move(rank.transport), options,
-                                         std::move(rank.stream));
+                                         std::move(rank.stream),
+                                         agreement != nullptr ? agreement->take() : nullptr);
 }
 
 std::vector<std::unique_ptr<RuntimeHandle>> make_device_runtimes(const std::vector<int>& devices,
@@ -90,7 +93,7 @@ void bind_device(py::module_& module) {
   module.def("nccl_link", &make_nccl_link, py::arg("rank"), py::arg("edges"), py::arg("device"),
              "NCCL; edges are (source rank, target rank), the same on all ranks.");
   module.def("join_device", &join_device, py::arg("control"), py::arg("link"), py::arg("run"),
-             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"),
+             py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"), py::arg("agreement") = nullptr,
              "The runtime of a rank with a device, out of its connections and an open link.");
   module.def("make_device_runtimes", &make_device_runtimes, py::arg("devices"), py::arg("run"),
              py::arg("timeout_ms"), py::arg("peer_timeout_ms"),

@@ -7,6 +7,7 @@ one JSON line per rank; any failure ends the process with an exception.
 """
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -19,9 +20,17 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from gpu_graph import run_part
 from gpu_model import check_close, gradients_of, loss_fn, make_batch, make_stages, plain_loop
+from graph_parity import check, draw_case
 
 import rrfp
+
+HINTS = {
+    "loop": ["auto", "1f1b", "gpipe", "bf", "bfw", "zb-h1"],
+    "v": ["auto", "zbv", "bfw", "bf"],
+    "interleaved": ["auto", "interleaved", "bfw", "bf"],
+}
 
 
 def parse():
@@ -34,8 +43,16 @@ def parse():
     parser.add_argument("--longest", type=int, default=40)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--check-every", type=int, default=1)
+    parser.add_argument("--stages-per-rank", type=int, default=1)
+    parser.add_argument("--placement", default="loop")
+    parser.add_argument("--graphs", type=int, default=0)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--check-memory", action="store_true", help="nobody else uses the GPUs")
     parser.add_argument("--beside-all-reduces", action="store_true")
     parser.add_argument("--kill-rank", type=int, default=-1)
+    parser.add_argument("--kill-at", choices=["set-up", "step"], default="step")
+    parser.add_argument("--timeout-s", type=float, default=60.0)
     return parser.parse_args()
 
 
@@ -55,33 +72,51 @@ def all_reduce_until(stop, device, counts):
                 return
 
 
+def ranks_of_stages(options, num_ranks):
+    num_stages = options.stages_per_rank * num_ranks
+    if options.placement == "loop":
+        return [stage % num_ranks for stage in range(num_stages)]
+    there_and_back = [*range(num_ranks), *reversed(range(num_ranks))]
+    return [there_and_back[stage % (2 * num_ranks)] for stage in range(num_stages)]
+
+
 def run_steps(options, rank, num_ranks, device, dtype):
-    stages = make_stages(options.seed, [device] * num_ranks, dtype, options.busy_cycles)
-    reference = make_stages(options.seed, [device] * num_ranks, dtype)
-    mine = stages[rank]
-    hints = ["auto", "1f1b", "gpipe", "bf"]
+    owners = ranks_of_stages(options, num_ranks)
+    devices = [device] * len(owners)
+    stages = make_stages(options.seed, devices, dtype, options.busy_cycles, options.dropout)
+    reference = make_stages(options.seed, devices, dtype, dropout=options.dropout)
+    mine = {stage: stages[stage] for stage, owner in enumerate(owners) if owner == rank}
+    is_chunked = options.placement == "loop" and options.stages_per_rank > 1
+    hints = HINTS["interleaved" if is_chunked else options.placement]
     free_bytes = None
     for step in range(options.steps):
         inputs, targets = make_batch(
             options.seed * 7919 + step, options.microbatches, device, dtype, options.longest
         )
-        mine.zero_grad()
+        for stage in mine.values():
+            stage.zero_grad()
         result = rrfp.run_pipeline(
-            {rank: mine},
-            inputs if rank == 0 else None,
-            targets if rank == num_ranks - 1 else None,
+            mine,
+            inputs if 0 in mine else None,
+            targets if len(owners) - 1 in mine else None,
             loss_fn,
             hint=hints[step % len(hints)],
             slack=0 if step % 8 == 5 else "auto",
+            deterministic=options.deterministic,
+            seed=options.seed,
+            placement=options.placement,
             transport=options.transport,
-            stall_timeout_s=60,
+            stall_timeout_s=options.timeout_s,
         )
         if step == 2 and rank == options.kill_rank:
             os.kill(os.getpid(), signal.SIGKILL)
         if step % options.check_every == 0:
-            losses, gradients = plain_loop(reference, inputs, targets)
-            check_close(gradients_of(mine), gradients[rank], dtype)
-            if rank == num_ranks - 1:
+            around = functools.partial(rrfp.task_rng, options.seed, step)
+            losses, gradients = plain_loop(reference, inputs, targets, around=around)
+            for index, stage in mine.items():
+                check_close(gradients_of(stage), gradients[index],
+                            None if options.deterministic else dtype)
+            if result.losses is not None:
                 torch.testing.assert_close(
                     torch.stack(result.losses).float().cpu(), torch.tensor(losses),
                     rtol=1e-4 if dtype is torch.float32 else 3e-2, atol=1e-5,
@@ -89,8 +124,32 @@ def run_steps(options, rank, num_ranks, device, dtype):
         if step == options.steps // 2:
             free_bytes = torch.cuda.mem_get_info(device)[0]
     grown_bytes = free_bytes - torch.cuda.mem_get_info(device)[0]
-    assert num_ranks > torch.cuda.device_count() or grown_bytes < 96 << 20, grown_bytes
+    assert not options.check_memory or grown_bytes < 96 << 20, grown_bytes
     return grown_bytes
+
+
+def run_graphs(options, rank, num_ranks, device):
+    """Random graphs, one after another; rank 0 compares what all ranks found."""
+    for seed in range(options.seed, options.seed + options.graphs):
+        case = draw_case(seed, num_ranks)
+        here = {s: device for s, owner in enumerate(case.rank_of_stage) if owner == rank}
+        found = run_part(case, here, lists_all=False, transport=options.transport)
+        answers = [None] * num_ranks
+        dist.all_gather_object(answers, found)
+        try:
+            check(case, answers)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {case}: {error}") from error
+
+
+def die_at_set_up():
+    """Let this process kill itself when the devices' addresses are known, and not yet opened."""
+    import rrfp.device
+
+    def die(cards):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    rrfp.device._first_refusal = die
 
 
 def main():
@@ -108,15 +167,21 @@ def main():
         thread.start()
     began = time.monotonic()
     says = {"rank": rank}
+    if options.kill_at == "set-up" and options.kill_rank == rank:
+        die_at_set_up()
     try:
-        says["grown_bytes"] = run_steps(options, rank, num_ranks, device,
-                                        getattr(torch, options.dtype))
-    except rrfp.PeerLostError as error:
+        if options.graphs:
+            run_graphs(options, rank, num_ranks, device)
+        else:
+            says["grown_bytes"] = run_steps(options, rank, num_ranks, device,
+                                            getattr(torch, options.dtype))
+    except rrfp.RrfpError as error:
         if options.kill_rank < 0:
             raise
-        assert error.rank == options.kill_rank, error
         torch.ones(1 << 20, device=device).sum().item()  # the GPU still works
-        print(json.dumps({"rank": rank, "lost": error.rank}), flush=True)
+        says.update(error=type(error).__name__, lost=getattr(error, "rank", None),
+                    text=str(error), seconds=round(time.monotonic() - began, 1))
+        print(json.dumps(says), flush=True)
         os._exit(0)  # without a word to the process group, whose store may be gone
     if thread is not None:
         stop.set()

@@ -4,29 +4,18 @@ Would catch: a buffer reused while a stream still reads it, a message sent befor
 computed, a stream that does not wait, gradients added twice or not at all.
 """
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import torch
+from gpu_launch import NUM_GPUS, check_launch, launch, two_gpus
 from gpu_model import check_close, gradients_of, loss_fn, make_batch, make_stages, plain_loop
 
 import rrfp
 
-ROOT = Path(__file__).resolve().parents[2]
-NUM_GPUS = torch.cuda.device_count() if torch.version.cuda else 0
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(NUM_GPUS == 0, reason="needs a CUDA device"),
 ]
-two_gpus = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two CUDA devices")
 BUSY_CYCLES = 400_000
-LAUNCH_LIMIT_S = 200
 
 
 def run_here(devices, dtype, seed, steps=3, autocast=False, **options):
@@ -143,44 +132,6 @@ def test_dropout_on_a_shared_gpu_is_refused():
         rrfp.run_pipeline(stages, [torch.ones(2, 4).cuda()], [None], lambda out, _: out.sum())
 
 
-def launch(num_ranks, *arguments, **environment):
-    """The JSON lines of all ranks of tests/distributed/gpu_rank.py, and all that they printed.
-
-    Started without torchrun, which ends the other ranks as soon as one of them is killed.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, **environment, "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1",
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/distributed/gpu_rank.py"), *arguments],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    lines, transcript = [], ""
-    try:
-        deadline = time.monotonic() + LAUNCH_LIMIT_S
-        for rank, process in enumerate(processes):
-            text, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
-            lines += [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-            transcript += f"rank {rank}: exit {process.returncode}\n{text[-4000:]}\n"
-    finally:
-        for process in processes:
-            process.kill()  # those that have ended do not mind
-            process.wait()
-    return lines, transcript
-
-
-def check_launch(num_ranks, *arguments, **environment):
-    lines, transcript = launch(num_ranks, *arguments, **environment)
-    assert sum(1 for line in lines if line.get("done")) == num_ranks, transcript
-    return lines
-
-
 @two_gpus
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("transport", ["ipc", "nccl", "auto"])
@@ -197,4 +148,61 @@ def test_processes_that_share_gpus(transport, num_ranks):
 @pytest.mark.parametrize("transport", ["ipc", "nccl"])
 def test_a_killed_rank_is_named(transport):
     lines, transcript = launch(2, "--transport", transport, "--steps", "50", "--kill-rank", "1")
-    assert {"rank": 0, "lost": 1} in lines, transcript
+    assert [(line["error"], line["lost"]) for line in lines] == [("PeerLostError", 1)], transcript
+
+
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_a_rank_killed_at_set_up_is_named(transport):
+    lines, transcript = launch(2, "--transport", transport, "--kill-rank", "1",
+                               "--kill-at", "set-up", "--timeout-s", "15")
+    assert len(lines) == 1 and "rank 1" in lines[0]["text"], transcript
+
+
+@two_gpus
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_sources_in_expandable_segments(transport):
+    check_launch(2, "--transport", transport, "--steps", "8", "--longest", "3000",
+                 PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+                 PYTORCH_ALLOC_CONF="expandable_segments:True")
+
+
+@two_gpus
+def test_nccl_with_one_connection_is_refused():
+    lines, transcript = launch(2, "--transport", "nccl", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    assert not lines
+    assert "hang when CUDA_DEVICE_MAX_CONNECTIONS is 1" in transcript, transcript
+
+
+class Watched(torch.nn.Module):
+    """Remembers where its input and its output were."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, device="cuda:0"))
+        self.change, self.inputs, self.outputs = change, [], []
+
+    def forward(self, hidden):
+        self.inputs.append(hidden.data_ptr())
+        hidden = self.change(hidden * self.weight)
+        self.outputs.append(hidden.data_ptr())
+        return hidden
+
+
+def test_ranks_on_one_gpu_share_without_a_copy():
+    stages = [Watched(torch.sin) for _ in range(3)]
+    batch = [torch.ones(1 << 12, 8, device="cuda:0") for _ in range(4)]
+    rrfp.run_pipeline(stages, batch, batch, loss_fn, hint="1f1b", slack=0)
+    for source, target in zip(stages, stages[1:], strict=False):
+        assert source.outputs == target.inputs
+
+
+def test_a_write_into_a_shared_value_is_seen():
+    """Autograd of the stage that needs the value refuses; no gradient is silently wrong."""
+    class Writes(torch.nn.Module):
+        def forward(self, hidden):
+            return hidden.mul_(2.0)
+
+    stages = [Watched(torch.tanh), Writes().cuda()]  # tanh needs its output for its gradient
+    batch = [torch.ones(4, 8, device="cuda:0") for _ in range(2)]
+    with pytest.raises(rrfp.StageError, match="modified by an inplace operation"):
+        rrfp.run_pipeline(stages, batch, batch, loss_fn)
