@@ -183,7 +183,7 @@ class StepChecker {
       const Task& task = rank.order[at];
       const std::int64_t ready_ns = ready_ns_[index(task)];
       if (rank.is_claimed[at] || ready_ns == kNotReady || ready_ns >= chosen.start_ns) continue;
-      if (!may_run(rank, task) || is_behind(rank, at, chosen.start_ns)) continue;
+      if (!may_run(rank, task) || is_behind(rank, at, chosen.start_ns + 1)) continue;
       const std::int64_t idle_ns = chosen.start_ns - std::max(ready_ns, rank.free_from_ns);
       if (idle_ns > patience_ns(rank)) {
         return "the rank was idle while " + to_text(task) + " could run";
