@@ -293,7 +293,7 @@ bool Arbiter::would_precede(std::int32_t announced, std::int32_t chosen) const {
   switch (order_.rule()) {
     case HintRule::kOrder: return stands_before;
     case HintRule::kOrderThenWeight: return before_weight || stands_before;
-    case HintRule::kBackwardForward:
+    case HintRule::kBackwardForward: return before_weight || (stands_before && !second_half_);
     case HintRule::kRoundsByPosition: return before_weight || !second_half_;
     case HintRule::kForwardBackward: return before_weight || second_half_;
     case HintRule::kBackwardPriority: return true;

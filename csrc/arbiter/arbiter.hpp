@@ -35,7 +35,8 @@
 //            of the chunks that `forward_in_order` and `input_in_order` name. Such a class is
 //            never blocked for the earliest microbatch, so "earliest" stays free of deadlock.
 // Waiting    B and I start at once. Before an F or a W starts, an announced task that the rule
-//            would take first is waited for, if it is due within a share of what the F or W
+//            would take first (BF: and that stands before the F; a round alone would keep the F
+//            from its turn) is waited for, if it is due within a share of what the F or W
 //            usually takes; announced forwards count for a W only, and only if admissible. What
 //            is overdue is ignored, so a wait ends, and each task is waited for once.
 //

@@ -70,6 +70,15 @@ TEST_CASE(only_what_the_hint_puts_first_is_waited_for) {
   CHECK(filler.next(1005) == "wait until 1040");
 }
 
+TEST_CASE(a_round_waits_only_for_what_stands_before_its_forward) {
+  Rank rank = waiting(HintRule::kBackwardForward);
+  rank.announce("0I1", 1000, 40);  // a backward and its half of the round, but behind 0F2
+  CHECK(rank.next(1001) == "0F2");
+  Rank before = waiting(HintRule::kBackwardForward);
+  before.announce("0I0", 1000, 40);
+  CHECK(before.next(1001) == "wait until 1040");
+}
+
 TEST_CASE(gradients_start_at_once_and_the_unknown_is_not_waited_for) {
   Rank rank = waiting(HintRule::kOrder);
   rank.announce("0I0", 1000, 40);
@@ -89,7 +98,8 @@ TEST_CASE(gradients_start_at_once_and_the_unknown_is_not_waited_for) {
 
 // BF: in the second half of a round the forward goes first, and waits for nothing.
 TEST_CASE(rounds_wait_in_their_first_half_only) {
-  Rank rank(1, {kF, kB}, 4, HintRule::kBackwardForward, kFourByKind, kPatient);
+  Rank rank(1, {kF, kB}, 4, HintRule::kBackwardForward,
+            "0F0 0F1 0B0 0B1 0F2 0F3 0B2 0B3", kPatient);
   rank.times.add_duration(kF, 0, 100);
   rank.arrive("0F0 0F1 0F2 0F3");
   rank.next();
