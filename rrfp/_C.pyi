@@ -218,8 +218,15 @@ def make_device_runtimes(
     devices: Sequence[int], run: int, timeout_ms: int, peer_timeout_ms: int
 ) -> list[Runtime]: ...
 def set_spin_us(spin_us: int) -> None: ...
+class LearntTimes:
+    def __init__(self, num_ranks: int, num_chunks: int) -> None: ...
+
 def simulate(
-    plan: StepPlan, durations_ns: Sequence[int], latencies_ns: Sequence[int], fifo_links: bool
+    plan: StepPlan,
+    durations_ns: Sequence[int],
+    latencies_ns: Sequence[int],
+    fifo_links: bool,
+    times: LearntTimes | None = None,
 ) -> WorldResult: ...
 def guard(
     plan: StepPlan,

@@ -18,9 +18,17 @@ namespace rrfp::python {
 
 namespace {
 
+// What the ranks of simulated steps have learnt, for the next one.
+struct LearntTimes {
+  LearntTimes(std::int32_t num_ranks, std::int32_t num_chunks)
+      : by_rank(num_ranks, TaskTimes(num_chunks)) {}
+  std::vector<TaskTimes> by_rank;
+};
+
 // Tables are indexed [kind F 0, B 1; split: F 0, I 1, W 2][stage][microbatch], flattened.
 sim::WorldResult simulate(std::shared_ptr<StepPlan> plan, std::vector<std::int64_t> durations_ns,
-                          std::vector<std::int64_t> latencies_ns, bool fifo_links) {
+                          std::vector<std::int64_t> latencies_ns, bool fifo_links,
+                          LearntTimes* times) {
   const std::int32_t num_stages = plan->graph().num_stages();
   const std::int32_t num_microbatches = plan->num_microbatches();
   const std::size_t num_kinds = plan->split_backward() ? 3 : 2;
@@ -39,6 +47,10 @@ sim::WorldResult simulate(std::shared_ptr<StepPlan> plan, std::vector<std::int64
   options.duration_ns = [&](const Task& task) { return durations_ns[entry(task)]; };
   options.latency_ns = [&](const Task& from, std::int32_t) { return latencies_ns[entry(from)]; };
   options.fifo_links = fifo_links;
+  RRFP_CHECK(times == nullptr || static_cast<std::int32_t>(times->by_rank.size()) ==
+                                     plan->graph().num_ranks(),
+             "learnt times need one entry per rank of the plan");
+  if (times != nullptr) options.times = &times->by_rank;
   return sim::simulate(std::move(plan), options);
 }
 
@@ -80,8 +92,10 @@ void bind_simulation(py::module_& module) {
       .def_readonly("peak_units", &sim::WorldResult::peak_units)
       .def_readonly("messages", &sim::WorldResult::messages)
       .def_readonly("overtakes", &sim::WorldResult::overtakes);
+  py::class_<LearntTimes>(module, "LearntTimes", "What simulated ranks learn over steps.")
+      .def(py::init<std::int32_t, std::int32_t>(), py::arg("num_ranks"), py::arg("num_chunks"));
   module.def("simulate", &simulate, py::arg("plan"), py::arg("durations_ns"),
-             py::arg("latencies_ns"), py::arg("fifo_links"),
+             py::arg("latencies_ns"), py::arg("fifo_links"), py::arg("times") = nullptr,
              py::call_guard<py::gil_scoped_release>(), "Runs the plan on a virtual clock.");
   module.def("guard", &guard, py::arg("plan"), py::arg("last_steps"), py::arg("costs"),
              py::arg("seed"), py::call_guard<py::gil_scoped_release>(),
