@@ -3,8 +3,11 @@
 Would catch: a descriptor, thread, mapping or message that stays behind after each step.
 """
 
+import json
+from pathlib import Path
+
 import pytest
-from soak import NUM_SAMPLES, soak
+from soak import NUM_SAMPLES, ROOT, soak
 
 LONG = (4, 20_000)
 
@@ -25,3 +28,11 @@ def check(samples):
 )
 def test_nothing_grows(count, steps, seed):
     check(soak(count, steps, seed, timeout_s=3500))
+
+
+def test_recorded_soak():
+    """The figures that are shown are those of a soak in which nothing grew."""
+    text = Path(ROOT, "benchmarks/results/soak.json").read_text()
+    results = json.loads(text)["results"]
+    assert (results["num_ranks"], results["steps"]) == LONG
+    check(results["samples"])
