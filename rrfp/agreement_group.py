@@ -149,7 +149,7 @@ class GroupSetUp:
                 raise ValueError(
                     f"the ranks {list(member.ranks)} of agreement_group share no memory: member "
                     f"{rank} found that {verdict}. Run them in one container, or in containers "
-                    "that share process ids."
+                    "that share process ids, with a few MiB of memory to spare."
                 )
         names = [f"global rank {rank}" for rank in member.ranks]
         segment.join(member.rank, names, [pid for _, pid, _ in signed])
@@ -195,9 +195,15 @@ class GroupSetUp:
         segment, place = None, None
         if self.member.rank == 0:
             nonce = secrets.randbits(64)
-            segment = _C.make_agreement_segment(num_members, nonce)
-            place = (os.getpid(), segment.fd, nonce)
-        pid, fd, nonce = self._meeting.share("memory", place)[0]
+            try:
+                segment = _C.make_agreement_segment(num_members, nonce)
+                place = (os.getpid(), segment.fd, nonce)
+            except RuntimeError as error:  # of the system: no memory, no descriptor
+                place = str(error)
+        place = self._meeting.share("memory", place)[0]
+        if isinstance(place, str):
+            return None, f'member 0 could get none: "{place}"'
+        pid, fd, nonce = place
         if segment is None:
             try:
                 segment = _C.open_agreement_segment(pid, fd, num_members, nonce)

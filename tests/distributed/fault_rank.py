@@ -1,8 +1,8 @@
 """The processes of a fault test: each trains a few steps and does to itself what the plan says.
 
-The plan (JSON): mode, num_ranks, fault, and where: rank, step, microbatch. Events are printed as
-JSON lines with the monotonic clock, which all processes of a host share. Run by launch.py, which
-asks for one forked process per rank: see ``serve_forks``.
+Events are printed as JSON lines with the monotonic clock, which all processes of a host share. Run
+by launch.py, which asks for one forked process per rank: see ``serve_forks``. With ``group`` in the
+plan, four processes are two pipelines of two stages whose ranks agree on their order of tasks.
 """
 
 import contextlib
@@ -11,58 +11,26 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 import torch
 import torch.distributed as dist
+from rank_faults import (
+    HERE,
+    PLAN,
+    connected_sockets,
+    fork_between,
+    hook_of,
+    is_mine,
+    leave_together,
+    say,
+    strike,
+    strike_outside,
+)
 from torch import nn
-
-PLAN = {
-    "steps": 3,
-    "microbatches": 4,
-    "rank": 0,
-    "step": 1,
-    "microbatch": 2,
-    "task_s": 0.0,
-    "stall_timeout_s": 20.0,
-    "again": False,
-    "options": {},
-}
-RANK = 0
-STEP = [0]
-WIDTH = 4
-
-
-def say(event, **values):
-    line = json.dumps({"event": event, "time_s": time.monotonic(), "step": STEP[0], **values})
-    os.write(1, (line + "\n").encode())
-
-
-def is_here(point, stage, microbatch):
-    """Whether the plan's fault happens now."""
-    wanted = (PLAN["fault"], PLAN["rank"], PLAN["step"], PLAN["microbatch"])
-    return wanted == (point, stage, STEP[0], microbatch)
-
-
-def strike(kind, stage, microbatch):
-    """Called inside the tasks: raises, dies, or sleeps when it is this task's turn."""
-    if is_here(f"raise-{kind}", stage, microbatch):
-        say("fault")
-        raise RuntimeError(f"broken on purpose in {kind} of stage {stage}")
-    if is_here(f"kill-{kind}", stage, microbatch):
-        say("fault")
-        os.kill(os.getpid(), signal.SIGKILL)
-    if is_here(f"exit-{kind}", stage, microbatch):
-        say("fault")
-        raise SystemExit(5)
-    if is_here(f"long-{kind}", stage, microbatch):
-        say("long task")
-        time.sleep(PLAN["long_s"])
-    if PLAN["task_s"]:
-        time.sleep(PLAN["task_s"])
 
 
 class Mark(torch.autograd.Function):
@@ -84,79 +52,40 @@ class Stage(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(index)
         self.index = index
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, generator=generator))
+        width = PLAN["width"]
+        self.weight = nn.Parameter(torch.randn(width, width, generator=generator))
+        self.weight.register_post_accumulate_grad_hook(hook_of(index))
 
     def forward(self, hidden, microbatch):
-        if self.index == PLAN["rank"] or PLAN["mode"] == "threads":
+        if is_mine(self.index) or PLAN["mode"] == "threads":
             say_first_task()
         strike("F", self.index, microbatch)
         return Mark.apply(torch.tanh(hidden @ self.weight), self.index, microbatch), microbatch
 
 
-FIRST = set()
-
-
 def say_first_task():
-    if STEP[0] not in FIRST:
-        FIRST.add(STEP[0])
+    if HERE.step not in HERE.first:
+        HERE.first.add(HERE.step)
         say("in step")
 
 
+def num_stages():
+    return PLAN["num_ranks"] // 2 if PLAN["group"] else PLAN["num_ranks"]
+
+
+def own_stage():
+    return HERE.rank // 2 if PLAN["group"] else HERE.rank
+
+
 def loss_fn(output, target):
-    strike("loss", PLAN["num_ranks"] - 1, output[1])
+    strike("loss", num_stages() - 1, output[1])
     return (output[0] - target).square().mean()
-
-
-def between_steps():
-    """Faults that happen outside of tasks, before step STEP."""
-    if PLAN["rank"] != RANK or PLAN["step"] != STEP[0]:
-        return
-    fault = PLAN["fault"]
-    if fault == "kill-between":
-        say("fault")
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "leave":
-        say("fault")
-        sys.exit(0)
-    if fault == "absent":
-        say("fault")
-        time.sleep(3600)
-    if fault == "fork-kill":
-        child = os.fork()
-        if child == 0:
-            time.sleep(3600)
-            os._exit(0)
-        say("fault", child=child)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "fork-use":
-        use_in_child()
-
-
-def use_in_child():
-    """A forked child that calls rrfp must be told, not hang."""
-    import rrfp
-
-    child = os.fork()
-    if child == 0:
-        try:
-            rrfp.run_pipeline(
-                [Stage(0)], [(torch.ones(1, WIDTH), 0)], [torch.ones(1, WIDTH)], loss_fn
-            )
-        except rrfp.RrfpError as error:
-            say("child refused", text=str(error))
-            os._exit(7)
-        except BaseException as error:
-            say("child raised", text=repr(error))
-            os._exit(8)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    say("child", code=os.waitstatus_to_exitcode(status))
 
 
 def is_dropped(rank, local):
     """The stall's seam: one forward's output is computed and never sent. A rank's forwards are
     its tasks 0 to M - 1."""
-    return (PLAN["fault"], rank, STEP[0], local) == (
+    return (PLAN["fault"], rank, HERE.step, local) == (
         "drop",
         PLAN["rank"],
         PLAN["step"],
@@ -164,78 +93,112 @@ def is_dropped(rank, local):
     )
 
 
-def train_step(stages, loader):
+def train_step(stages, loader, mesh):
     import rrfp
 
-    generator = torch.Generator().manual_seed(STEP[0])
-    count, last = PLAN["microbatches"], PLAN["num_ranks"] - 1
+    generator = torch.Generator().manual_seed(HERE.step)
+    count, width = PLAN["microbatches"], PLAN["width"]
     everything = PLAN["mode"] == "threads"
-    inputs = [(torch.randn(2, WIDTH, generator=generator), m) for m in range(count)]
+    inputs = [(torch.randn(2, width, generator=generator), m) for m in range(count)]
     if loader is not None:
         inputs = [(x, m) for m, x in enumerate(loader)]
-    targets = [torch.randn(2, WIDTH, generator=generator) for _ in range(count)]
+    targets = [torch.randn(2, width, generator=generator) for _ in range(count)]
+    agreement = {} if mesh is None else {"group": mesh, "agreement_group": "auto"}
     return rrfp.run_pipeline(
         stages,
-        inputs if everything or RANK == 0 else None,
-        targets if everything or RANK == last else None,
+        inputs if everything or own_stage() == 0 else None,
+        targets if everything or own_stage() == num_stages() - 1 else None,
         loss_fn,
         stall_timeout_s=PLAN["stall_timeout_s"],
+        **agreement,
         **PLAN["options"],
     )
 
 
 def make_loader():
-    data = torch.randn(2 * PLAN["microbatches"], WIDTH)
+    data = torch.randn(2 * PLAN["microbatches"], PLAN["width"])
     return torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)
 
 
-def train():
+def say_error(error, is_untouched):
+    attributes = {
+        k: v for k, v in vars(error).items() if isinstance(v, (int, str, float, type(None)))
+    }
+    say(
+        "error",
+        type=type(error).__name__,
+        text=str(error),
+        attributes=attributes,
+        cause=repr(error.__cause__),
+        report=getattr(error, "report", None),
+        threads=threading.active_count(),
+        untouched=is_untouched,
+    )
+
+
+def train(mesh):
     everything = PLAN["mode"] == "threads"
-    stages = [Stage(s) for s in range(PLAN["num_ranks"])] if everything else {RANK: Stage(RANK)}
+    own = range(num_stages()) if everything else [own_stage()]
+    stages = {s: Stage(s) for s in own}
+    optimizer = torch.optim.SGD([s.weight for s in stages.values()], lr=0.1)
     loader = None
-    while STEP[0] < PLAN["steps"]:
-        between_steps()
-        if PLAN["fault"] == "loader" and STEP[0] == 1:
+    while HERE.step < PLAN["steps"]:
+        strike_outside("between")
+        fork_between()
+        if PLAN["fault"] == "loader" and HERE.step == 1:
             loader = make_loader()
         say("step")
+        before = [stage.weight.detach().clone() for stage in stages.values()]
         try:
-            train_step(stages, loader)
+            train_step(list(stages.values()) if everything else stages, loader, mesh)
         except Exception as error:
-            attributes = {
-                k: v for k, v in vars(error).items() if isinstance(v, (int, str, float, type(None)))
-            }
-            say(
-                "error",
-                type=type(error).__name__,
-                text=str(error),
-                attributes=attributes,
-                cause=repr(error.__cause__),
-                report=getattr(error, "report", None),
-                threads=threading.active_count(),
-            )
+            after = [stage.weight.detach() for stage in stages.values()]
+            say_error(error, all(map(torch.equal, before, after)))
             if not PLAN["again"]:
                 raise
             PLAN["again"] = False
             PLAN["fault"] = "none"
-        STEP[0] += 1
+        optimizer.step()
+        optimizer.zero_grad()
+        HERE.step += 1
     say("done")
+
+
+def striking_in_set_up():
+    """The fault strikes when this rank has said where it is and heard where the others are."""
+    from rrfp.rendezvous import Rendezvous
+
+    exchange = Rendezvous.exchange
+
+    def exchange_and_strike(self, card):
+        cards = exchange(self, card)
+        strike_outside("setup")
+        return cards
+
+    return mock.patch.object(Rendezvous, "exchange", exchange_and_strike)
 
 
 def main():
     torch.set_num_threads(1)
+    mesh = None
     if PLAN["mode"] == "processes":
         dist.init_process_group("gloo")
         dist.barrier()  # the faults begin when the process group is whole
+    if PLAN["group"]:
+        shape = (num_stages(), 2)
+        mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("pp", "tp"))
+    HERE.own_sockets = connected_sockets()
     say("ready")
     with contextlib.ExitStack() as stack:
         if PLAN["fault"] == "drop":
             import parity_late  # imports rrfp, which the forking process must not have
 
             stack.enter_context(parity_late.late_runtimes(0, 0.0, is_dropped))
-        train()
-    if PLAN["mode"] == "processes" and PLAN["fault"] != "leave":
-        dist.barrier()
-        dist.destroy_process_group()
+        if PLAN["fault"].endswith("-setup"):
+            stack.enter_context(striking_in_set_up())
+        train(mesh)
+    if PLAN["mode"] == "processes" and not PLAN["fault"].startswith("leave"):
+        leave_together()
 
 
 def tell_parent(**values):
@@ -265,6 +228,7 @@ def serve_forks():
             tell_parent(started=pid)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
         os.setsid()
         opened = [os.open(os.devnull, os.O_RDONLY)]
         opened += [os.open(request[k], os.O_WRONLY | os.O_CREAT) for k in ("out", "err")]
@@ -278,5 +242,10 @@ def serve_forks():
 
 
 if __name__ == "__main__" and serve_forks():
-    RANK = int(os.environ["RANK"])
-    main()
+    HERE.rank = int(os.environ["RANK"])
+    if PLAN["mode"] == "restart":
+        import restart_rank
+
+        restart_rank.main()
+    else:
+        main()

@@ -1,7 +1,10 @@
-"""A rank of test_two_hosts.py: trains three steps and compares with a plain loop."""
+"""A rank of test_two_hosts.py: trains three steps and compares with a plain loop; or trains on
+until the line is cut, and says what it was told."""
 
 import json
+import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -19,10 +22,10 @@ def main():
     stages = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()).double()
               for _ in range(num_ranks)]
     data = [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
-    result = None
-    for _ in range(3):
+
+    def step():
         stages[rank].zero_grad()
-        result = rrfp.run_pipeline(
+        return rrfp.run_pipeline(
             stages[rank],
             data if rank == 0 else None,
             data if rank == num_ranks - 1 else None,
@@ -31,6 +34,10 @@ def main():
             broadcast_loss=True,
             stall_timeout_s=60,
         )
+
+    if sys.argv[2:] == ["until cut"]:
+        return train_until_cut(step, rank)
+    result = [step() for _ in range(3)][-1]
     mine = [parameter.grad for parameter in stages[rank].parameters()]
     losses, gradients = plain_loop(stages, data, rank)
     torch.testing.assert_close(torch.stack(result.losses), torch.stack(losses))
@@ -40,6 +47,20 @@ def main():
     print(json.dumps({"rank": rank, "wall_s": report.wall_s, "input_s": report.idle_input_s}),
           flush=True)
     dist.destroy_process_group()
+
+
+def train_until_cut(step, rank):
+    step()
+    print("training", flush=True)
+    last_s = time.monotonic()
+    try:
+        while True:
+            step()
+            last_s = time.monotonic()
+    except rrfp.RrfpError as error:
+        print(json.dumps({"rank": rank, "error": type(error).__name__, "text": str(error),
+                          "after_s": time.monotonic() - last_s}), flush=True)
+        os._exit(0)  # gloo's own connections are of no use any more
 
 
 def plain_loop(stages, data, rank):

@@ -107,9 +107,9 @@ def free_port():
 class Job:
     """Processes of one plan; use as a context manager, so that none survives the test."""
 
-    def __init__(self, plan):
+    def __init__(self, plan, environment=None):
         self.plan = plan
-        self.count = plan["num_ranks"] if plan["mode"] == "processes" else 1
+        self.count = 1 if plan["mode"] == "threads" else plan["num_ranks"]
         self.folder = tempfile.TemporaryDirectory(prefix="rrfp-fault-")
         port = str(free_port())
         self.processes = []
@@ -119,6 +119,7 @@ class Job:
                 "WORLD_SIZE": str(self.count),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
+                **(environment or {}),
             }
             paths = {kind: str(self.path(rank, kind)) for kind in ("out", "err")}
             for path in paths.values():

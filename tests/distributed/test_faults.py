@@ -91,14 +91,14 @@ def test_killed_before_set_up(rank):
 
 def test_rank_that_leaves_between_steps():
     """An orderly exit of one rank while the others go on is told to them, by name."""
-    ends, _, transcript = run_job(plan("leave", rank=2))
+    ends, _, transcript = run_job(plan("leave-between", rank=2))
     for rank in (0, 1):
         assert ends[rank].error, transcript
         assert "rank 2" in ends[rank].error["text"], transcript
 
 
 def test_rank_that_never_enters_is_named():
-    with Job(plan("absent", rank=1, stall_timeout_s=3.0)) as job:
+    with Job(plan("absent-between", rank=1, stall_timeout_s=3.0)) as job:
         ends = job.finish(ranks=[0, 2])
         for end in ends:
             assert end.error, job.transcript()

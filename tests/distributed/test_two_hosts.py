@@ -4,6 +4,7 @@ Would catch: an address that the other host cannot reach, a wrong answer when pa
 Unix socket assumed where there is none.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,12 +18,14 @@ from two_hosts import DEVICE, HOSTS, TwoHosts
 SCRIPT = Path(__file__).with_name("host_rank.py")
 
 
-def start(rank, count, address, port, transport="auto", wrap=lambda command: command, **more):
+def start(rank, count, address, port, transport="auto", wrap=lambda command: command,
+          arguments=(), **more):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank),
                    "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port),
                    **more}
-    return subprocess.Popen(wrap([sys.executable, str(SCRIPT), transport]), env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = wrap([sys.executable, str(SCRIPT), transport, *arguments])
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
 
 
 def finish(processes):
@@ -54,24 +57,48 @@ def test_interface_that_is_not_there():
         assert "lo 127.0.0.1" in errors
 
 
-@pytest.mark.parametrize(
-    "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
-)
-def test_two_hosts_with_delay_and_loss(seed, interfaces):
-    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost."""
+@contextlib.contextmanager
+def two_hosts(seed):
     try:
         hosts = TwoHosts(delay_ms=5, loss=0.01, seed=seed).__enter__()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no network namespaces with TUN devices here: {error}")
     try:
-        said = finish([
-            start(rank, 4, HOSTS[0], 29500, RRFP_SOCKET_IFNAME=interfaces,
-                  GLOO_SOCKET_IFNAME=DEVICE,
-                  wrap=lambda command, host=rank // 2: hosts.command(host, command))
-            for rank in range(4)
-        ])
+        yield hosts
     finally:
         hosts.__exit__()
+
+
+def on_host(hosts, rank, **more):
+    return start(rank, 4, HOSTS[0], 29500, GLOO_SOCKET_IFNAME=DEVICE,
+                 wrap=lambda command: hosts.command(rank // 2, command), **more)
+
+
+@pytest.mark.parametrize(
+    "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
+)
+def test_two_hosts_with_delay_and_loss(seed, interfaces):
+    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost."""
+    with two_hosts(seed) as hosts:
+        said = finish([on_host(hosts, rank, RRFP_SOCKET_IFNAME=interfaces) for rank in range(4)])
     assert len(said) == 4
     # A microbatch crosses the line there and back.
     assert all(line["wall_s"] > 0.010 for line in said), said
+
+
+def test_line_that_goes_down(seed):
+    """Silence is all that tells a host out of reach: every rank says so, in time."""
+    silence_s = 4
+    with two_hosts(seed) as hosts:
+        ranks = [on_host(hosts, rank, arguments=["until cut"],
+                         RRFP_PEER_TIMEOUT_S=str(silence_s)) for rank in range(4)]
+        try:
+            for rank in ranks:
+                assert rank.stdout.readline() == "training\n", rank.communicate(timeout=60)[1]
+            hosts.cut()
+        finally:
+            said = finish(ranks)
+    for line in said:
+        assert line["error"] == "PeerLostError", said
+        assert "the process is frozen or its host is out of reach" in line["text"], said
+        assert line["after_s"] < silence_s + 20, said

@@ -60,6 +60,10 @@ class TwoHosts:
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
+    def cut(self):
+        """No packet gets through any more."""
+        self._line.kill()
+
     def command(self, host, arguments):
         return ["ip", "netns", "exec", self.names[host], *arguments]
 
