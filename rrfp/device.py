@@ -5,6 +5,7 @@ the point on the stream at which they exist, and goes on; the core sees the devi
 """
 
 import logging
+import os
 import threading
 
 import torch
@@ -236,7 +237,9 @@ def join_devices(rendezvous, control, run, edges, device, transport, agreement):
         link, refusal = None, None
         try:
             if name == "ipc":
-                link = _C.ipc_link(member.rank, member.num_ranks, device.index)
+                link = _C.ipc_link(
+                    member.rank, member.num_ranks, device.index, _follows_streams()
+                )
             else:
                 link = _C.nccl_link(member.rank, edges, device.index)
         except (_C.StatusError, ValueError) as error:
@@ -258,6 +261,17 @@ def join_devices(rendezvous, control, run, edges, device, transport, agreement):
         f"no way between the GPUs of this pipeline (transport {transport!r}). "
         f"{'; '.join(refusals)}."
     )
+
+
+def _follows_streams():
+    """Whether streams wait for messages, so that a task may be launched before its input is there.
+
+    With one hardware queue a stream that waits holds up every other stream of the process.
+    """
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        logger.info("CUDA_DEVICE_MAX_CONNECTIONS is 1: tasks are launched when their inputs are there")
+        return False
+    return SETTINGS.stream_waits
 
 
 def _first_refusal(cards):

@@ -20,6 +20,8 @@ class Settings:
             its ranks are doing. Default: none.
         guard: RRFP_GUARD. Whether the guard of hint "auto" may return to its order.
         waiting: RRFP_WAITING. Whether hint "auto" may wait for an announced task.
+        stream_waits: RRFP_STREAM_WAITS. Whether a GPU's stream may wait for a message, so that
+            its task is launched before the message is there.
         close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
     """
 
@@ -29,6 +31,7 @@ class Settings:
     close_timeout_s: float = 5.0
     guard: bool = True
     waiting: bool = True
+    stream_waits: bool = True
     socket_interfaces: str = ""
     dump_signal: int | None = None
 
@@ -85,6 +88,7 @@ def read_settings(environment=os.environ):
         dump_signal=_signal(environment, "RRFP_DUMP_SIGNAL"),
         guard=_switch(environment, "RRFP_GUARD"),
         waiting=_switch(environment, "RRFP_WAITING"),
+        stream_waits=_switch(environment, "RRFP_STREAM_WAITS"),
         socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),
     )
 

@@ -4,12 +4,14 @@
 // Life of a message (everything on the progress thread; bodies travel as control messages)
 //   sender    kAnnounce      the header, when the producing task was launched
 //   receiver  open_recv()    a slot of the receiver's memory is ready       -> kGrant
-//   sender    start_send()   granted, and the sender has *seen* the payload computed
+//   sender    start_send()   granted, and either the sender has *seen* the payload computed or
+//                            the channel follows streams
 //   receiver  start_recv()   NCCL only, at the sender's kGo
 //   both      the WordPoint each call gave is reached: arrived; the segments may be reused
 //   receiver  close_recv()   after it arrived
-// Nothing is ever enqueued behind unfinished work of the compute stream: on devices with few
-// hardware connections that would hold up other streams.
+// A channel that follows streams (IPC) may be handed a send before its payload is computed, and
+// gives points that a receiver's stream can wait for. Others (NCCL) have nothing enqueued behind
+// unfinished work: their kernels would hold up other streams, or be held up by them.
 //
 // Stopping  After stop(peer) no word may be believed; has_settled() says when the peer and this
 //           rank have stopped touching each other's memory.
@@ -60,6 +62,7 @@ class DataChannel {
 
   virtual const char* name() const = 0;
   virtual bool needs_go() const = 0;
+  virtual bool follows_streams(std::int32_t) const { return false; }
 
   // Receiver. False: no room now, ask again.
   virtual bool open_recv(std::int32_t peer, const ReceiveSlot& slot, GrantBody* grant,
@@ -69,9 +72,10 @@ class DataChannel {
                                  std::byte* target, WordPoint* arrived) = 0;
   virtual void close_recv(std::int32_t peer, const WordPoint& arrived) = 0;
 
-  // Sender. The strings say why it could not, or are empty.
+  // Sender. The strings say why it could not, or are empty. The message has been computed, or
+  // the channel follows streams.
   virtual bool can_start_send(std::int32_t peer) = 0;
-  virtual std::string start_send(std::int32_t peer, std::span<const Segment> segments,
+  virtual std::string start_send(std::int32_t peer, const OutboundMessage& message,
                                  const GrantBody& grant, WordPoint* sent) = 0;
 
   // Asks the device whether it still works; not more often than every few milliseconds.

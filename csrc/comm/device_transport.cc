@@ -45,6 +45,7 @@ void DeviceTransport::post_send(std::int32_t peer, OutboundMessage* message) {
     return;
   }
   message->peer = peer;
+  num_owed_.fetch_add(1, std::memory_order_relaxed);  // O1: the caller's own, before it looks
   posted_.push(message);
   doorbell_.ring();
 }
@@ -74,6 +75,10 @@ std::size_t DeviceTransport::progress(std::int64_t now_ns) {
     for (std::int32_t peer = 0; peer < num_ranks_; ++peer) stop(peer, why_aborted_);
     has_ended_all_ = true;
   }
+  // relaxed: a flag alone, looked at again soon.
+  if (are_streams_free_.load(std::memory_order_relaxed)) {
+    for (Peer& peer : peers_) free_streams(peer);
+  }
   done += take_posted();
   for (std::int32_t peer = 0; peer < num_ranks_; ++peer) done += progress_peer(peer);
   if (done > 0) return done;
@@ -97,7 +102,7 @@ bool DeviceTransport::is_polling() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
     // A peer's word may take until its end: unsettled memory is looked at, not spun on.
     return !peer.departing.empty() || (!peer.arriving.empty() && !peer.is_stopped) ||
-           !peer.opening.empty() ||
+           (!peer.handed.empty() && !peer.is_stopped) || !peer.opening.empty() ||
            std::any_of(peer.waiting.begin(), peer.waiting.end(),
                        [](const Departure& departure) { return departure.is_granted; });
   });
@@ -129,10 +134,10 @@ std::size_t DeviceTransport::progress_peer(std::int32_t peer_rank) {
   if (peer.is_stopped) return settle(peer_rank);
   open_arrivals(peer_rank);
   if (channel_->needs_go()) start_arrivals(peer_rank);
-  start_departures(peer_rank);
+  const std::size_t started = start_departures(peer_rank);
   if (peer.is_stopped) return settle(peer_rank);  // a device error: no word is believed now
-  std::size_t done = finish_departures(peer_rank) + finish_arrivals(peer_rank);
-  if (peer.said_bye && peer.departing.empty() && peer.arriving.empty()) {
+  std::size_t done = started + finish_departures(peer_rank) + finish_arrivals(peer_rank);
+  if (peer.said_bye && peer.departing.empty() && peer.arriving.empty() && peer.handed.empty()) {
     stop(peer_rank, {StatusCode::kClosed, peer_rank,
                      "rank " + std::to_string(peer_rank) + " has closed its pipeline"});
     ++done;
@@ -156,36 +161,72 @@ void DeviceTransport::open_arrivals(std::int32_t peer_rank) {
     }
     arrival->slot = slot;
     grant.id = arrival->id;
-    peer.arriving.push_back(arrival);
     send_grant(peer_rank, grant);
+    if (channel_->follows_streams(peer_rank)) {
+      hand_over(peer_rank, arrival);
+    } else {
+      peer.arriving.push_back(arrival);
+    }
   }
   peer.opening.resize(kept);
   // No memory and nothing on its way that could bring some back.
-  if (kept > 0 && peer.arriving.empty() && !memory_->refusal().empty() &&
+  if (kept > 0 && peer.arriving.empty() && peer.handed.empty() && !memory_->refusal().empty() &&
       !memory_->has_slots_out()) {
     device_error(memory_->refusal());
   }
 }
 
-void DeviceTransport::start_departures(std::int32_t peer_rank) {
+bool DeviceTransport::can_start(std::int32_t peer_rank, const Departure& departure) const {
+  if (!departure.is_granted || !channel_->can_start_send(peer_rank)) return false;
+  if (word_reached(departure.message->computed)) return true;
+  if (!channel_->follows_streams(peer_rank)) return false;
+  int num_queued = 0;
+  for (std::int32_t rank = 0; rank < num_ranks_; ++rank) {
+    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (!peer.waiting.empty() && peer.waiting.front().order < departure.order) return false;
+    num_queued += rank != peer_rank && !peer.departing.empty();
+  }
+  return num_queued < kMaxQueuedPeers;
+}
+
+std::size_t DeviceTransport::start_departures(std::int32_t peer_rank) {
   Peer& peer = peer_of(peer_rank);
   std::string failure;
-  std::size_t kept = 0;
-  for (Departure& departure : peer.waiting) {
-    const OutboundMessage& message = *departure.message;
-    const bool can_start = failure.empty() && departure.is_granted &&
-                           word_reached({message.computed_word, message.computed_value}) &&
-                           channel_->can_start_send(peer_rank);
-    if (!can_start) {
-      peer.waiting[kept++] = departure;
+  std::size_t started = 0;
+  for (auto departure = peer.waiting.begin(); departure != peer.waiting.end();) {
+    if (!failure.empty() || !can_start(peer_rank, *departure)) {
+      ++departure;
       continue;
     }
-    if (channel_->needs_go()) send_go(peer_rank, departure);
-    failure = channel_->start_send(peer_rank, message.segments, departure.grant, &departure.sent);
-    peer.departing.push_back(departure);
+    if (channel_->needs_go()) send_go(peer_rank, *departure);
+    failure = channel_->start_send(peer_rank, *departure->message, departure->grant,
+                                   &departure->sent);
+    peer.departing.push_back(*departure);
+    departure = peer.waiting.erase(departure);
+    num_owed_.fetch_sub(1, std::memory_order_release);  // O1
+    ++started;
   }
-  peer.waiting.resize(kept);
   if (!failure.empty()) device_error(failure);
+  return started;
+}
+
+// The payload has its place, and a word will say that it is there.
+void DeviceTransport::hand_over(std::int32_t peer_rank, Arrival* arrival) {
+  InboundMessage* message = arrival->buffer;
+  message->payload = arrival->slot->data;
+  message->payload_owner = arrival->slot;
+  message->device_index = memory_->device();
+  message->pool_release = message->release;
+  message->release = release_inbound;
+  message->arrived = {};
+  if (!word_reached(arrival->arrived)) {
+    message->arrived = arrival->arrived;
+    peer_of(peer_rank).handed.push_back(arrival->arrived);
+  } else {
+    channel_->close_recv(peer_rank, arrival->arrived);
+  }
+  free_arrival(arrival);
+  sink_->on_message(peer_rank, message);
 }
 
 void DeviceTransport::start_arrivals(std::int32_t peer_rank) {
@@ -228,18 +269,16 @@ std::size_t DeviceTransport::finish_arrivals(std::int32_t peer_rank) {
       peer.arriving[kept++] = arrival;
       continue;
     }
-    channel_->close_recv(peer_rank, arrival->arrived);
-    InboundMessage* message = arrival->buffer;
-    message->payload = arrival->slot->data;
-    message->payload_owner = arrival->slot;
-    message->device_index = memory_->device();
-    message->pool_release = message->release;
-    message->release = release_inbound;
-    free_arrival(arrival);
-    sink_->on_message(peer_rank, message);
+    hand_over(peer_rank, arrival);
   }
-  const std::size_t done = peer.arriving.size() - kept;
+  std::size_t done = peer.arriving.size() - kept;
   peer.arriving.resize(kept);
+  done += std::erase_if(peer.handed, [&](const WordPoint& arrived) {
+    if (!word_reached(arrived)) return false;
+    channel_->close_recv(peer_rank, arrived);
+    sink_->on_arrived();
+    return true;
+  });
   return done;
 }
 
@@ -248,6 +287,7 @@ void DeviceTransport::release_inbound(InboundMessage* message) {
   message->payload = nullptr;
   message->payload_owner = nullptr;
   message->device_index = -1;
+  message->arrived = {};
   message->release = message->pool_release;
   message->release(message);
 }

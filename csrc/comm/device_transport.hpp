@@ -3,14 +3,22 @@
 // payload goes over a data channel (IPC copy engines or NCCL).
 //
 // Sending   A kData message with header.place kDevice has its segments in device memory and is
-//           posted when its task was *launched*: computed_word and computed_value say when the
-//           payload exists (StreamTimeline::record on the compute stream gives them). All other
-//           messages go through the control transport unchanged.
+//           posted when its task was *launched*: `computed` says when the payload exists
+//           (StreamTimeline::record on the compute stream gives it). All other messages go
+//           through the control transport unchanged.
 // Receiving on_header() comes soon after the sender's post, long before the payload. The sink
-//           answers with a buffer without payload; on_message() comes when the bytes are in
-//           device memory: kernels launched from then on see them, no stream has to wait.
-//           message->release() may be called when everything that reads the payload has been
-//           enqueued on the stream given to bind_reader().
+//           answers with a buffer without payload. on_message() comes when the bytes are in
+//           device memory: kernels launched from then on see them, no stream has to wait. Where
+//           the channel follows streams it comes as soon as the payload has its place:
+//           message->arrived says when the bytes are there, which a stream may wait for, and
+//           on_arrived() comes then. message->release() may be called when everything that
+//           reads the payload has been enqueued on the stream given to bind_reader().
+// Streams   Where the channel follows streams a copy is enqueued behind the work that computes
+//           its payload, in the order of the posts of all peers, so that nothing of this rank is
+//           ever held up by what was launched later. Who launches behind a message first waits
+//           until owes_sends() is false: then whatever the peers still need of this rank is in
+//           the device's hands, and ranks cannot wait for one another in a circle, also where
+//           streams share a hardware queue or a host call waits for the device.
 // Failing   An error of CUDA or NCCL on this rank, also one that a stage's own kernel left
 //           behind, is reported through on_peer_lost() of every peer, with kDeviceFailed.
 //
@@ -19,10 +27,14 @@
 // Progress  While a payload is awaited or on its way, progress() never returns 0, so that its
 //           thread does not sleep: the device cannot ring a doorbell.
 // Abort     The abort flag and the loss of a peer are looked at before any word is believed.
+//           Streams that wait for a message are freed by release_streams() and abort(); the sink
+//           knows by then that what they go on with is worth nothing.
 // Bound     The destructor waits kSettleMs at most for copies under way and for the peers to
 //           let go of this rank's memory; what is not settled by then is left to the process.
 // Cost      Per message: one control message each way (two from the sender with NCCL), one
 //           copy for each segment, one stream write.
+// Edges     O1  num_owed_ falls with release when a send is in the device's hands, and
+//               owes_sends() acquires: what the caller enqueues next comes after it.
 #pragma once
 
 #include <atomic>
@@ -46,6 +58,9 @@ class DeviceTransport final : public Transport, private MessageSink {
   static constexpr std::int64_t kSettleMs = 1000;
   static constexpr std::int64_t kCheckDeviceMs = 50;
   static constexpr int kPollsPerProgress = 16;
+  // Peers to whom copies may be enqueued before they are computed: more streams that wait would
+  // hold up copies of others.
+  static constexpr int kMaxQueuedPeers = 3;
 
   DeviceTransport(std::unique_ptr<Transport> control, std::unique_ptr<DataChannel> channel,
                   std::shared_ptr<ReceiveMemory> memory);
@@ -64,12 +79,15 @@ class DeviceTransport final : public Transport, private MessageSink {
   void post_recv(RecvTicket ticket, InboundMessage* buffer) override;
   std::size_t progress(std::int64_t now_ns) override;
   void abort(const Status& status) override;
+  bool owes_sends() const override { return num_owed_.load(std::memory_order_acquire) > 0; }  // O1
+  void release_streams() override;
   int wait_fd() const override { return epoll_.get(); }
 
  private:
   struct Departure {
     OutboundMessage* message = nullptr;
     std::uint32_t id = 0;
+    std::uint64_t order = 0;  // of the posts to all peers
     bool is_granted = false;
     GrantBody grant;
     WordPoint sent;
@@ -91,6 +109,7 @@ class DeviceTransport final : public Transport, private MessageSink {
     std::vector<Departure> departing;  // started
     std::vector<Arrival*> opening;     // buffer there, no slot yet
     std::vector<Arrival*> arriving;    // granted
+    std::vector<WordPoint> handed;     // points of messages that the sink has already
     std::vector<ReceiveSlot*> unsettled;  // granted when the peer was stopped
     std::uint32_t next_id = 0;
     std::uint32_t next_go_out = 0;
@@ -119,7 +138,10 @@ class DeviceTransport final : public Transport, private MessageSink {
   void on_go(std::int32_t peer, std::span<const std::byte> body);
   std::size_t progress_peer(std::int32_t peer_rank);
   void open_arrivals(std::int32_t peer_rank);
-  void start_departures(std::int32_t peer_rank);
+  std::size_t start_departures(std::int32_t peer_rank);
+  bool can_start(std::int32_t peer_rank, const Departure& departure) const;
+  void hand_over(std::int32_t peer_rank, Arrival* arrival);
+  void free_streams(Peer& peer);
   void start_arrivals(std::int32_t peer_rank);
   std::size_t finish_departures(std::int32_t peer_rank);
   std::size_t finish_arrivals(std::int32_t peer_rank);
@@ -152,6 +174,9 @@ class DeviceTransport final : public Transport, private MessageSink {
   const std::int32_t num_ranks_;
   std::vector<Peer> peers_;
   std::int64_t next_check_ns_ = 0;
+  std::uint64_t next_order_ = 0;
+  std::atomic<std::int64_t> num_owed_{0};    // O1
+  std::atomic<bool> are_streams_free_{false};  // a flag; what it means is known from elsewhere
 
   // A1: abort() stores it with release after why_aborted_; who loads it with acquire may read
   // that one without the mutex, which only orders two aborts.

@@ -43,7 +43,19 @@ void DeviceTransport::abort(const Status& status) {
     }
   }
   control_->abort(status);
+  release_streams();
+}
+
+void DeviceTransport::release_streams() {
+  are_streams_free_.store(true, std::memory_order_relaxed);  // a flag alone
   doorbell_.ring();
+}
+
+// Streams that wait for this peer go on with whatever lies in the payload's place.
+void DeviceTransport::free_streams(Peer& peer) {
+  for (const WordPoint& arrived : peer.handed) {
+    if (!word_reached(arrived)) reach_word(arrived);
+  }
 }
 
 // After a stop: what the device or the peer still had in hand.
@@ -80,6 +92,8 @@ void DeviceTransport::stop(std::int32_t peer_rank, const Status& status) {
   peer.settle_until_ns = steady_now_ns() + kSettleMs * 1000000;
   channel_->stop(peer_rank);
   for (const Departure& departure : peer.waiting) sink_->on_sent(departure.message, status);
+  num_owed_.fetch_sub(static_cast<std::int64_t>(peer.waiting.size()),
+                      std::memory_order_release);  // O1
   peer.waiting.clear();
   peer.opening.insert(peer.opening.end(), peer.arriving.begin(), peer.arriving.end());
   peer.arriving.clear();

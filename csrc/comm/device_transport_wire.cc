@@ -30,11 +30,13 @@ std::string task_text(const MessageHeader& header) {
 void DeviceTransport::announce(OutboundMessage* message) {
   Peer& peer = peer_of(message->peer);
   if (peer.is_stopped) {
+    num_owed_.fetch_sub(1, std::memory_order_release);  // O1
     sink_->on_sent(message, peer.why_stopped);
     return;
   }
   const std::size_t body_bytes = sizeof(AnnounceBody) + message->metadata.size();
   if (body_bytes > kMaxMetadataBytes) {
+    num_owed_.fetch_sub(1, std::memory_order_release);  // O1
     sink_->on_sent(message, {StatusCode::kProtocol, rank_,
                              task_text(message->header) + " has " +
                                  std::to_string(message->metadata.size()) +
@@ -46,6 +48,7 @@ void DeviceTransport::announce(OutboundMessage* message) {
   Departure departure;
   departure.message = message;
   departure.id = peer.next_id++;
+  departure.order = next_order_++;
 
   AnnounceBody body;
   body.id = departure.id;

@@ -28,14 +28,17 @@ std::string export_slab(const ReceiveMemory& memory, std::uint32_t slab_index, s
 
 class IpcChannel final : public DataChannel {
  public:
-  explicit IpcChannel(std::unique_ptr<IpcEndpoint> endpoint, std::size_t num_ranks)
-      : endpoint_(std::move(endpoint)), peers_(num_ranks) {}
+  IpcChannel(std::unique_ptr<IpcEndpoint> endpoint, std::size_t num_ranks, bool follows_streams)
+      : endpoint_(std::move(endpoint)), follows_streams_(follows_streams), peers_(num_ranks) {}
   ~IpcChannel() override;
 
   std::string connect(std::int32_t peer, const std::string& text);
 
   const char* name() const override { return "ipc"; }
   bool needs_go() const override { return false; }
+  bool follows_streams(std::int32_t peer) const override {
+    return follows_streams_ && !peers_[static_cast<std::size_t>(peer)].is_same_process;
+  }
   bool open_recv(std::int32_t peer, const ReceiveSlot& slot, GrantBody* grant,
                  WordPoint* arrived) override;
   bool can_start_recv(std::int32_t) override { return true; }
@@ -45,7 +48,7 @@ class IpcChannel final : public DataChannel {
   }
   void close_recv(std::int32_t peer, const WordPoint& arrived) override;
   bool can_start_send(std::int32_t) override { return true; }
-  std::string start_send(std::int32_t peer, std::span<const Segment> segments,
+  std::string start_send(std::int32_t peer, const OutboundMessage& message,
                          const GrantBody& grant, WordPoint* sent) override;
   std::string check_device() override;
   void stop(std::int32_t) override {}  // a copy cannot be called back
@@ -59,6 +62,7 @@ class IpcChannel final : public DataChannel {
     cudaStream_t stream = nullptr;
     IpcSegment segment;                      // the page for this rank in the peer's segment
     std::uint32_t* words_on_device = nullptr;
+    const std::uint32_t* own_words_on_device = nullptr;  // of the page that the peer writes
     std::vector<std::byte*> slabs;           // of the peer, as mapped here; null: not yet
     std::vector<std::uint32_t> free_words;   // receiver: words of the peer's page here
     std::uint32_t next_value = 1;
@@ -72,6 +76,7 @@ class IpcChannel final : public DataChannel {
   void unmap_slabs(Peer& peer);
 
   std::unique_ptr<IpcEndpoint> endpoint_;
+  const bool follows_streams_;
   std::vector<Peer> peers_;
   std::vector<std::array<std::byte, 64>> exported_;  // handles of own slabs, by index
 };
@@ -97,9 +102,10 @@ IpcEndpoint::IpcEndpoint(std::int32_t rank, std::int32_t num_ranks, int device,
 
 std::unique_ptr<DataChannel> open_ipc_channel(std::unique_ptr<IpcEndpoint> endpoint,
                                               const std::vector<std::string>& addresses,
-                                              std::string* refusal) {
+                                              bool follows_streams, std::string* refusal) {
   const std::int32_t rank = endpoint->rank();
-  auto channel = std::make_unique<IpcChannel>(std::move(endpoint), addresses.size());
+  auto channel =
+      std::make_unique<IpcChannel>(std::move(endpoint), addresses.size(), follows_streams);
   for (std::int32_t peer = 0; peer < static_cast<std::int32_t>(addresses.size()); ++peer) {
     if (peer == rank) continue;
     const std::string what = channel->connect(peer, addresses[static_cast<std::size_t>(peer)]);
@@ -127,6 +133,12 @@ std::string IpcChannel::connect(std::int32_t peer_rank, const std::string& text)
     cuda_require(cudaHostRegister(page, kIpcPageBytes, cudaHostRegisterMapped),
                  "cudaHostRegister", device());
     peer.words_on_device = device_address(page->words);
+    if (follows_streams(peer_rank)) {
+      IpcPage* own = own_page(peer_rank);
+      cuda_require(cudaHostRegister(own, kIpcPageBytes, cudaHostRegisterMapped),
+                   "cudaHostRegister", device());
+      peer.own_words_on_device = device_address(own->words);
+    }
     if (peer.is_same_process) connect_devices(device(), address->device);
     int least = 0;
     int greatest = 0;
@@ -147,6 +159,9 @@ IpcChannel::~IpcChannel() {
     if (peer.stream != nullptr) cudaStreamDestroy(peer.stream);
     unmap_slabs(peer);
     if (peer.words_on_device != nullptr) cudaHostUnregister(peer.segment.page(0));
+    if (peer.own_words_on_device != nullptr) {
+      cudaHostUnregister(own_page(static_cast<std::int32_t>(&peer - peers_.data())));
+    }
   }
 }
 
@@ -201,7 +216,10 @@ bool IpcChannel::open_recv(std::int32_t peer_rank, const ReceiveSlot& slot, Gran
   grant->word_value = peer.next_value++;
   peer.free_words.pop_back();
   // The word may show an older number, never a later one.
-  *arrived = {&own_page(peer_rank)->words[grant->word_index], grant->word_value};
+  *arrived = {&own_page(peer_rank)->words[grant->word_index], grant->word_value,
+              peer.own_words_on_device == nullptr
+                  ? nullptr
+                  : peer.own_words_on_device + grant->word_index};
   return true;
 }
 
@@ -210,7 +228,7 @@ void IpcChannel::close_recv(std::int32_t peer_rank, const WordPoint& arrived) {
   peer_of(peer_rank).free_words.push_back(static_cast<std::uint32_t>(arrived.word - first));
 }
 
-std::string IpcChannel::start_send(std::int32_t peer_rank, std::span<const Segment> segments,
+std::string IpcChannel::start_send(std::int32_t peer_rank, const OutboundMessage& message,
                                    const GrantBody& grant, WordPoint* sent) {
   Peer& peer = peer_of(peer_rank);
   if (grant.word_index >= kIpcWords) return "a grant names a word outside its page";
@@ -218,8 +236,12 @@ std::string IpcChannel::start_send(std::int32_t peer_rank, std::span<const Segme
       map_slab(peer, grant.slab_index, grant.slab_address, grant.slab_handle);
   if (!refusal.empty()) return refusal;
   DeviceGuard guard(device());
+  if (!word_reached(message.computed)) {
+    refusal = wait_word(peer.stream, message.computed);
+    if (!refusal.empty()) return refusal;
+  }
   std::byte* target = peer.slabs[grant.slab_index] + grant.slab_offset;
-  for (const Segment& segment : segments) {
+  for (const Segment& segment : message.segments) {
     if (segment.bytes > 0) {
       const cudaError_t result = cudaMemcpyAsync(target, segment.data, segment.bytes,
                                                  cudaMemcpyDefault, peer.stream);

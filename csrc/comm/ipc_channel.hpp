@@ -47,9 +47,10 @@ class IpcEndpoint {
 
 // Maps the first slab and the page of every other rank, which must still hold their endpoints.
 // Null, and `refusal` set in words, when one cannot be reached this way: other hosts,
-// containers, devices without peer access. Then NCCL is the channel for all.
+// containers, devices without peer access. Then NCCL is the channel for all. `follows_streams`:
+// see DataChannel; ranks of one process never do, because they share what a stream could hold up.
 std::unique_ptr<DataChannel> open_ipc_channel(std::unique_ptr<IpcEndpoint> endpoint,
                                               const std::vector<std::string>& addresses,
-                                              std::string* refusal);
+                                              bool follows_streams, std::string* refusal);
 
 }  // namespace rrfp

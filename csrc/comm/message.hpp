@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/task.hpp"
+#include "device/stream_word.hpp"
 
 namespace rrfp {
 
@@ -79,10 +80,7 @@ struct OutboundMessage {
   std::vector<Segment> segments;   // must stay valid and unchanged until on_sent()
   void* attachment = nullptr;      // moved to the receiver (null then), inside one process only
   void* owner = nullptr;           // the caller's own: what keeps the segments alive
-  // kDevice: the segments are computed once *computed_word has reached computed_value
-  // (StreamTimeline::record gives both); null: they are computed already.
-  const std::uint32_t* computed_word = nullptr;
-  std::uint32_t computed_value = 0;
+  WordPoint computed;              // kDevice: when the segments are; StreamTimeline::record
   OutboundMessage* next = nullptr; // intrusive link of whoever holds the message
   std::int32_t peer = -1;          // where to; set by post_send()
 };
@@ -116,6 +114,7 @@ struct InboundMessage {
   void* payload_owner = nullptr;
   void (*pool_release)(InboundMessage*) = nullptr;  // what release() was before
   std::int32_t device_index = -1;  // CUDA device of the payload; -1: host
+  WordPoint arrived;               // when the payload is there; none: it is there already
   InboundMessage* next = nullptr;
   // Takes the message back to the pool it came from, with a host payload; any thread. The
   // transport calls it for a message that was given to post_recv() and will not arrive.

@@ -71,9 +71,9 @@ class NcclChannel final : public DataChannel {
   }
   void close_recv(std::int32_t, const WordPoint&) override {}
   bool can_start_send(std::int32_t peer) override { return is_free(find(peer, true)); }
-  std::string start_send(std::int32_t peer, std::span<const Segment> segments, const GrantBody&,
+  std::string start_send(std::int32_t peer, const OutboundMessage& message, const GrantBody&,
                          WordPoint* sent) override {
-    return find(peer, true)->send(segments, sent);
+    return find(peer, true)->send(message.segments, sent);
   }
   std::string check_device() override {
     for (const auto& end : *ends_) {

@@ -40,8 +40,11 @@ class MessageSink {
   virtual ~MessageSink() = default;
   virtual void on_header(RecvTicket ticket, const MessageHeader& header,
                          std::span<const std::byte> metadata) = 0;
-  // `message` is what post_recv was given, filled; the sink owns it again.
+  // `message` is what post_recv was given, filled; the sink owns it again. Of a device payload
+  // message->arrived may say that it is still on its way.
   virtual void on_message(std::int32_t peer, InboundMessage* message) = 0;
+  // Such a payload has arrived: look at the messages that were on their way.
+  virtual void on_arrived() {}
   virtual void on_sent(OutboundMessage* message, const Status& status) = 0;
   // kControl, kAbort, kHeartbeat, kBye and kStarted: small, complete, no payload.
   virtual void on_control(std::int32_t peer, const MessageHeader& header,
@@ -82,6 +85,11 @@ class Transport {
   // end at the next progress(), later ones too. No other callback than on_sent() comes after.
   // The destructor aborts with kClosed, and so may wait kAbortFlushMs for a kAbort or kBye.
   virtual void abort(const Status& status) = 0;
+
+  // Any thread. Whether a device payload was posted that the device has no orders to send yet.
+  virtual bool owes_sends() const { return false; }
+  // Any thread, after the run is known to be over: no stream waits for a message any more.
+  virtual void release_streams() {}
 
   // A descriptor that poll() finds readable when progress() has something to do, or -1 when
   // the transport needs no progress thread.

@@ -33,7 +33,7 @@ std::string StreamTimeline::record(WordPoint* point) {
   std::lock_guard lock(mutex_);
   std::string refusal = write_word(stream_, word_on_device_, last_value_ + 1);
   if (!refusal.empty()) return refusal;
-  *point = {word_, ++last_value_};
+  *point = {word_, ++last_value_, word_on_device_};
   return {};
 }
 

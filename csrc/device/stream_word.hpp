@@ -1,4 +1,5 @@
-// A word in host memory that a CUDA stream writes when it gets there, and that the host polls.
+// A word in host memory that a CUDA stream writes when it gets there, that the host polls, and
+// that another stream can wait for.
 //
 // Why words and not events: polling a word costs a cache hit and takes no lock of the CUDA
 // driver, while cudaEventQuery from a second thread slows the launches of the first. A word
@@ -6,7 +7,8 @@
 //
 // Values count up modulo 2^32; at most 2^31 - 1 writes are outstanding on one word.
 // Edges    D1  the stream's write comes after a system-wide fence of the device; word_reached()
-//              loads with acquire. Who sees the value also sees what the stream did before.
+//              loads with acquire. Who sees the value also sees what the stream did before. A
+//              stream that waits for the word is in the same position as the host.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@ namespace rrfp {
 struct WordPoint {
   const std::uint32_t* word = nullptr;
   std::uint32_t value = 0;
+  const std::uint32_t* on_device = nullptr;  // the same word for streams; null: only hosts look
 };
 
 inline bool word_reached(const WordPoint& point) {
@@ -30,7 +33,17 @@ inline bool word_reached(const WordPoint& point) {
 // current. Returns why it could not, or nothing.
 std::string write_word(void* stream, std::uint32_t* address, std::uint32_t value);
 
+// Makes the stream wait until the point, which has a word for streams, is reached. The stream's
+// device must be current. Whoever calls this sees to it that the word is written in the end:
+// nothing but the word frees the stream. Returns why it could not, or nothing.
+std::string wait_word(void* stream, const WordPoint& point);
+
+// The host reaches the point in the place of a stream that will not: who waits goes on.
+inline void reach_word(const WordPoint& point) {
+  __atomic_store_n(const_cast<std::uint32_t*>(point.word), point.value, __ATOMIC_RELEASE);  // D1
+}
+
 // The device's address of a word in registered or pinned host memory; throws DeviceError.
-std::uint32_t* device_address(std::uint32_t* word);
+std::uint32_t* device_address(const std::uint32_t* word);
 
 }  // namespace rrfp

@@ -89,7 +89,8 @@ void bind_device(py::module_& module) {
       .def("open", &open_link, py::arg("addresses"), py::arg("timeout_ms"),
            "Opens it with the addresses of all ranks: '' or why that is not possible.");
   module.def("ipc_link", &make_ipc_link, py::arg("rank"), py::arg("num_ranks"), py::arg("device"),
-             "Copy engines between the devices of one host.");
+             py::arg("follows_streams"),
+             "Copy engines between the devices of one host; streams may wait for messages.");
   module.def("nccl_link", &make_nccl_link, py::arg("rank"), py::arg("edges"), py::arg("device"),
              "NCCL; edges are (source rank, target rank), the same on all ranks.");
   module.def("join_device", &join_device, py::arg("control"), py::arg("link"), py::arg("run"),

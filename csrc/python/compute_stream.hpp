@@ -19,6 +19,8 @@ class ComputeStream {
   virtual std::string bind(void* stream) = 0;
   // A point after everything launched so far. Returns why it could not, or nothing.
   virtual std::string record(WordPoint* point) = 0;
+  // What is launched from now on comes after the point. Returns why it could not, or nothing.
+  virtual std::string wait(const WordPoint& point) = 0;
 };
 
 }  // namespace rrfp::python

@@ -60,6 +60,11 @@ class CudaStream final : public ComputeStream {
     return current_->record(point);
   }
 
+  std::string wait(const WordPoint& point) override {
+    DeviceGuard guard(device_);
+    return wait_word(current_->stream(), point);
+  }
+
  private:
   const int device_;
   DeviceTransport* transport_ = nullptr;
@@ -79,8 +84,9 @@ DeviceRank put_together(int device, std::unique_ptr<Transport> control,
 
 class IpcLink final : public DeviceLink {
  public:
-  IpcLink(std::int32_t rank, std::int32_t num_ranks, int device)
+  IpcLink(std::int32_t rank, std::int32_t num_ranks, int device, bool follows_streams)
       : device_(device),
+        follows_streams_(follows_streams),
         endpoint_(std::make_unique<IpcEndpoint>(rank, num_ranks, device,
                                                 ReceiveMemory::kDefaultSlabBytes)),
         memory_(endpoint_->memory()),
@@ -91,7 +97,7 @@ class IpcLink final : public DeviceLink {
   std::string open(const std::vector<std::string>& addresses, std::int64_t,
                    const std::function<bool()>&) override {
     std::string refusal;
-    channel_ = open_ipc_channel(std::move(endpoint_), addresses, &refusal);
+    channel_ = open_ipc_channel(std::move(endpoint_), addresses, follows_streams_, &refusal);
     return refusal;
   }
 
@@ -101,6 +107,7 @@ class IpcLink final : public DeviceLink {
 
  private:
   const int device_;
+  const bool follows_streams_;
   std::unique_ptr<IpcEndpoint> endpoint_;
   std::shared_ptr<ReceiveMemory> memory_;
   const std::string address_;
@@ -166,10 +173,11 @@ std::vector<std::unique_ptr<Transport>> connect_threads(std::int32_t num_ranks, 
 
 }  // namespace
 
-std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t rank, std::int32_t num_ranks, int device) {
+std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t rank, std::int32_t num_ranks, int device,
+                                          bool follows_streams) {
   require_device(rank, device);
   try {
-    return std::make_unique<IpcLink>(rank, num_ranks, device);
+    return std::make_unique<IpcLink>(rank, num_ranks, device, follows_streams);
   } catch (const DeviceError& error) {
     throw device_failure(rank, error.what());
   }
@@ -194,7 +202,8 @@ std::vector<DeviceRank> make_device_ranks(const std::vector<int>& devices, std::
   std::vector<std::unique_ptr<DeviceLink>> links;
   std::vector<std::string> addresses;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-    links.push_back(make_ipc_link(rank, num_ranks, devices[static_cast<std::size_t>(rank)]));
+    links.push_back(
+        make_ipc_link(rank, num_ranks, devices[static_cast<std::size_t>(rank)], false));
     addresses.push_back(links.back()->address());
   }
   std::vector<std::unique_ptr<Transport>> controls = connect_threads(num_ranks, run, timeout_ms);

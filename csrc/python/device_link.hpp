@@ -38,7 +38,9 @@ class DeviceLink {
   virtual DeviceRank join(std::unique_ptr<Transport> control) = 0;
 };
 
-std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t rank, std::int32_t num_ranks, int device);
+// `follows_streams`: messages are waited for by streams, see DeviceTransport.
+std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t rank, std::int32_t num_ranks, int device,
+                                          bool follows_streams);
 
 // `edges`: (source rank, target rank) of the whole group, the same on all ranks.
 std::unique_ptr<DeviceLink> make_nccl_link(

@@ -4,7 +4,7 @@
 
 namespace rrfp::python {
 
-std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t, std::int32_t, int) {
+std::unique_ptr<DeviceLink> make_ipc_link(std::int32_t, std::int32_t, int, bool) {
   throw UserError(cuda_support().refusal);
 }
 

@@ -98,7 +98,12 @@ py::list RuntimeHandle::take_inputs(std::int32_t local) {
       inputs.append(take_reference(message->attachment));
       RankRuntime::release(message);
     } else {
-      inputs.append(std::make_unique<Inbound>(message));
+      auto inbound = std::make_unique<Inbound>(message);
+      if (stream_ != nullptr && !word_reached(message->arrived)) {
+        const std::string what = stream_->wait(message->arrived);
+        if (!what.empty()) device_failed(what);
+      }
+      inputs.append(std::move(inbound));
     }
   }
   return inputs;
@@ -110,7 +115,7 @@ OutboundMessage* RuntimeHandle::take_spare() {
   message->header = {};
   message->metadata.clear();
   message->segments.clear();
-  message->computed_word = nullptr;
+  message->computed = {};
   message->next = nullptr;
   return message;
 }
@@ -148,16 +153,13 @@ void RuntimeHandle::post_tensors(
     message->header.payload_bytes += padded(size);
   }
   if (stream_ != nullptr && !segments.empty()) {
-    WordPoint computed;
-    const std::string what = stream_->record(&computed);
+    const std::string what = stream_->record(&message->computed);
     if (!what.empty()) {
       message->next = spare_;
       spare_ = message;
       device_failed(what);
     }
     message->header.place = MemoryPlace::kDevice;
-    message->computed_word = computed.word;
-    message->computed_value = computed.value;
   }
   message->owner = owner.release().ptr();
   runtime_->post_output(local, target_stage, message);
@@ -181,6 +183,7 @@ bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
   const std::string what = stream_->record(&end);
   if (!what.empty()) device_failed(what);
   launched_.push_back(end);
+  runtime_->launched(end);
   const auto is_near = [&] {
     while (!launched_.empty() && word_reached(launched_.front())) launched_.pop_front();
     return launched_.size() < static_cast<std::size_t>(depth) || !runtime_->status().ok();

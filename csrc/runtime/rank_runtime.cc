@@ -17,6 +17,8 @@ constexpr std::int64_t kNsPerMs = 1000000;
 constexpr std::int64_t kNsPerUs = 1000;
 // An idle worker looks at what it waits for this often, so that others can be told.
 constexpr std::int64_t kReportNs = 50 * kNsPerMs;
+// And so often at its device, while a message is on its way there.
+constexpr std::int64_t kLookNs = 5 * kNsPerUs;
 
 }  // namespace
 
@@ -83,9 +85,9 @@ void RankRuntime::swap_step(std::unique_ptr<Step> next) {
   {
     std::lock_guard lock(aside_mutex_);
     if (step_) {
-      for (void* payload : step_->engine.drain()) {
-        leftover_.push_back(static_cast<InboundMessage*>(payload));
-      }
+      const auto take = [this](InboundMessage* message) { leftover_.push_back(message); };
+      step_->promised.deliver(true, take);
+      for (void* payload : step_->engine.drain()) take(static_cast<InboundMessage*>(payload));
     }
     step_ = std::move(next);
     early.swap(early_);
@@ -107,7 +109,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     const std::uint32_t ticket = prepare_claim();
     if (is_aborted()) return {ClaimOutcome::kAborted, -1};
     const std::int64_t now_ns = now();
-    const Choice choice = step_->engine.claim(now_ns);
+    const Choice choice = choose(now_ns);
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
       Decision decision = step_->engine.decision(choice, now_ns);
@@ -132,6 +134,23 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     if (choice.wait_until_ns > 0) sleep_ns = std::min(sleep_ns, choice.wait_until_ns - now_ns);
     sleep(hold, ticket, sleep_ns);
   }
+}
+
+Choice RankRuntime::choose(std::int64_t now_ns) {
+  const auto take = [this](InboundMessage* message) { deliver_arrived(*step_, message); };
+  step_->promised.deliver(false, take);
+  const Choice choice = step_->engine.claim(now_ns);
+  if (choice.local >= 0 || !admits_promises()) return choice;
+  step_->promised.deliver(true, take);
+  return step_->engine.claim(now_ns);
+}
+
+// Whether tasks may be launched whose messages are still on their way (see Promises).
+bool RankRuntime::admits_promises() const {
+  const std::int32_t num_promised = step_->promised.size();
+  if (num_promised == 0 || transport_->owes_sends()) return false;
+  if (step_->engine.plan().options().slack == 0) return true;
+  return num_promised == 1 && word_reached(last_launched_);
 }
 
 // Tells the ranks that need the task's output that it has begun, and what it usually takes.
@@ -169,6 +188,8 @@ void RankRuntime::blocked(const Choice& choice, std::int64_t now_ns) {
 
 void RankRuntime::sleep(WorkerProgress::Hold& hold, std::uint32_t ticket,
                         std::int64_t timeout_ns) {
+  // No bell rings when the device has run dry, or has got all that this rank owes its peers.
+  if (step_->promised.size() > 0) timeout_ns = std::min(timeout_ns, kLookNs);
   if (agreement_ != nullptr) {
     agreement_->bell().wait(ticket, timeout_ns);
   } else {

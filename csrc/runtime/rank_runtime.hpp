@@ -12,6 +12,10 @@
 // Early     A peer may be a step ahead: its messages for the next step are kept and delivered
 //           by begin_step(). Messages of a finished step are dropped and counted; of any other
 //           step they are a protocol error.
+// Promises  A message whose payload is on its way to the device makes its task ready when it has
+//           arrived. Before that the task is launched, its stream waiting, only where the choice
+//           is no choice: in a fixed order, or when nothing is ready, the device is about to run
+//           dry and one message alone is on its way.
 // Waiting   Where the plan waits, claim() announces the task to the ranks that need its output,
 //           by a header alone, and sleeps until an announced task is due that the hint puts
 //           first. An announcement that comes before its step or after it is dropped.
@@ -60,6 +64,7 @@
 #include "comm/wake_bell.hpp"
 #include "runtime/control_mailbox.hpp"
 #include "runtime/peer_watch.hpp"
+#include "runtime/promised_messages.hpp"
 #include "runtime/rank_state.hpp"
 #include "runtime/runtime_options.hpp"
 #include "runtime/step_clock.hpp"
@@ -93,7 +98,10 @@ class RankRuntime final : public MessageSink, public Progressing {
                   std::int64_t stall_timeout_ms);
   // W. Sleeps until a task can run. kTimeout after timeout_ms: call again (signals).
   ClaimResult claim(std::int64_t timeout_ms);
-  // W. Inputs of the claimed task; InboundMessage* or null, owned by the caller now.
+  // W. The claimed task has been launched; its device is past it at `end`.
+  void launched(const WordPoint& end) { last_launched_ = end; }
+  // W. Inputs of the claimed task; InboundMessage* or null, owned by the caller now. What reads
+  // an input must come after its message->arrived.
   std::vector<InboundMessage*> take_inputs(std::int32_t local);
   // W. Hands an output (F) or an input gradient (B) to the stage that needs it.
   void post_output(std::int32_t local, std::int32_t target_stage, OutboundMessage* message);
@@ -147,6 +155,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   void on_header(RecvTicket ticket, const MessageHeader& header,
                  std::span<const std::byte> metadata) override;
   void on_message(std::int32_t peer, InboundMessage* message) override;
+  void on_arrived() override { wake_.notify(); }
   void on_sent(OutboundMessage* message, const Status& status) override;
   void on_control(std::int32_t peer, const MessageHeader& header,
                   std::span<const std::byte> body) override;
@@ -164,6 +173,7 @@ class RankRuntime final : public MessageSink, public Progressing {
     StepEngine engine;
     const std::uint32_t number;
     const std::int64_t stall_timeout_ms;
+    PromisedMessages promised;
     std::atomic<bool> is_over{false};  // after end_step(): what still comes is late
   };
   struct Heartbeat {
@@ -177,6 +187,8 @@ class RankRuntime final : public MessageSink, public Progressing {
   void swap_step(std::unique_ptr<Step> next);
   std::unique_ptr<StepAgreement> make_agreement(const StepPlan& plan, std::uint32_t step);
   std::uint32_t prepare_claim() const;
+  Choice choose(std::int64_t now_ns);
+  bool admits_promises() const;
   bool can_go_on(const Choice& choice);
   std::string members_text() const;
   RankState own_state(std::int64_t now_ns) const;
@@ -195,6 +207,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   void route(InboundMessage* message);
   void route_aside(InboundMessage* message);
   void deliver(Step& step, InboundMessage* message);
+  void deliver_arrived(Step& step, InboundMessage* message);
   static bool is_from_owner(const Step& step, const MessageHeader& header);
   void set_aside(InboundMessage* message);
   void protocol_error(std::int32_t peer, const std::string& what);
@@ -220,6 +233,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::unique_ptr<Step> step_;          // the worker's
   std::atomic<Step*> current_{nullptr};  // G1
   std::atomic<std::int32_t> readers_{0};  // G1, G2
+  WordPoint last_launched_;              // the worker's
   StepClock clock_;
   ActivityBoard board_;
   std::mutex aside_mutex_;

@@ -20,6 +20,7 @@ void RankRuntime::abort(const Status& status, bool tell_others) {
   aborted_.store(true, std::memory_order_seq_cst);  // G4
   if (tell_others) tell_peers(MessageType::kAbort, to_bytes(status));
   if (agreement_ != nullptr) agreement_->end(status);  // rings: this worker sleeps there, too
+  transport_->release_streams();
   wake_.notify();
   sends_.notify();
 }
@@ -88,9 +89,9 @@ std::vector<InboundMessage*> RankRuntime::drain() {
   std::vector<InboundMessage*> messages = std::exchange(leftover_, {});
   for (InboundMessage* message : std::exchange(early_, {})) messages.push_back(message);
   if (step_) {
-    for (void* payload : step_->engine.drain()) {
-      messages.push_back(static_cast<InboundMessage*>(payload));
-    }
+    const auto take = [&](InboundMessage* message) { messages.push_back(message); };
+    step_->promised.deliver(true, take);
+    for (void* payload : step_->engine.drain()) take(static_cast<InboundMessage*>(payload));
   }
   return messages;
 }

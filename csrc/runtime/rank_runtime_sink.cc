@@ -85,6 +85,12 @@ void RankRuntime::route_aside(InboundMessage* message) {
 }
 
 void RankRuntime::deliver(Step& step, InboundMessage* message) {
+  if (word_reached(message->arrived)) return deliver_arrived(step, message);
+  step.promised.add(message);
+  wake_.notify();
+}
+
+void RankRuntime::deliver_arrived(Step& step, InboundMessage* message) {
   const MessageHeader header = message->header;  // the worker may own the message afterwards
   if (step.is_over.load(std::memory_order_relaxed)) {  // late either way
     num_late_.fetch_add(1, std::memory_order_relaxed);  // a count
@@ -234,6 +240,7 @@ void RankRuntime::send_heartbeats(std::int64_t now_ns) {
 void RankRuntime::check_departed(const Step& step) {
   for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
     if (peer == rank() || !watch_.has_left(peer) || !step.engine.needs(peer)) continue;
+    if (step.promised.size() > 0) continue;  // it may be what the rank still needs of this peer
     return abort({StatusCode::kClosed, peer,
                   "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
                       std::to_string(rank()) + " is in step " + std::to_string(step.number) +

@@ -23,7 +23,7 @@ assert support["is_built"], support
 if support["num_devices"] == 0:
     assert support["refusal"], support
     try:
-        _C.ipc_link(0, 1, 0)
+        _C.ipc_link(0, 1, 0, True)
     except _C.StatusError as error:
         assert error.code == _C.StatusCode.DEVICE_FAILED, error
         assert support["refusal"] in error.message, error

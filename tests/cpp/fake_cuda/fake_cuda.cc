@@ -57,6 +57,16 @@ CUresult CUDAAPI write_value(CUstream stream, CUdeviceptr address, cuuint32_t va
   return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+  const auto* word = reinterpret_cast<const std::uint32_t*>(address);
+  stream_of(stream).enqueue([word, value] {
+    while (static_cast<std::int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
+      std::this_thread::yield();
+    }
+  });
+  return CUDA_SUCCESS;
+}
+
 void* map_memory(int fd, std::size_t bytes) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return base == MAP_FAILED ? nullptr : base;
@@ -201,10 +211,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-  *function = reinterpret_cast<void*>(&write_value);
+  *function = std::string(name) == "cuStreamWaitValue32"
+                  ? reinterpret_cast<void*>(&wait_value)
+                  : reinterpret_cast<void*>(&write_value);
   *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

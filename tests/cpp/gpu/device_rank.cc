@@ -58,7 +58,7 @@ std::unique_ptr<DataChannel> DeviceRank::open_channel(
                                                   slab_bytes);
     *memory = endpoint->memory();
     const auto addresses = context.meet(endpoint->address());
-    channel = open_ipc_channel(std::move(endpoint), addresses, &refusal);
+    channel = open_ipc_channel(std::move(endpoint), addresses, follows_streams(), &refusal);
   } else {
     std::vector<NcclEdge> edges;
     for (int rank = 0; rank < context.num_ranks; ++rank) {
@@ -103,7 +103,7 @@ void DeviceRank::describe(TestSend& send, const std::vector<std::uint64_t>& size
   send.metadata.resize(sizes.size() * sizeof(std::uint64_t));
   if (!sizes.empty()) std::memcpy(send.metadata.data(), sizes.data(), send.metadata.size());
   send.segments.clear();
-  send.computed_word = nullptr;
+  send.computed = {};
   send.is_ended = false;
   std::byte* at = send.memory;
   for (const std::uint64_t bytes : sizes) {
@@ -125,8 +125,7 @@ void DeviceRank::post(int peer, TestSend& send, const std::vector<std::uint64_t>
   WordPoint computed;
   const std::string failure = timeline_->record(&computed);
   if (!failure.empty()) throw std::runtime_error(failure);
-  send.computed_word = computed.word;
-  send.computed_value = computed.value;
+  send.computed = computed;
   transport_->post_send(peer, &send);
 }
 
@@ -153,6 +152,10 @@ void DeviceRank::check_and_release(InboundMessage* message) {
   std::vector<std::uint64_t> sizes(message->header.num_tensors);
   if (!sizes.empty()) {
     std::memcpy(sizes.data(), message->metadata.data(), message->metadata.size());
+  }
+  if (!word_reached(message->arrived)) {
+    const std::string failure = wait_word(stream_, message->arrived);
+    if (!failure.empty()) throw std::runtime_error(failure);
   }
   std::byte* at = message->payload;
   auto seed = static_cast<std::uint32_t>(message->header.microbatch);
@@ -204,10 +207,14 @@ void DeviceRank::on_header(RecvTicket ticket, const MessageHeader& header,
 }
 
 void DeviceRank::on_message(std::int32_t, InboundMessage* message) {
-  if (on_arrival) on_arrival(steady_now_ns());
+  if (on_arrival && word_reached(message->arrived)) on_arrival(steady_now_ns());
   std::lock_guard lock(mutex_);
   arrived_.push_back(message);
   changed_.notify_all();
+}
+
+void DeviceRank::on_arrived() {
+  if (on_arrival) on_arrival(steady_now_ns());
 }
 
 void DeviceRank::on_sent(OutboundMessage* message, const Status& status) {

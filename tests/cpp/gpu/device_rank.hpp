@@ -27,6 +27,12 @@ inline std::string channel_name() {
   return name == nullptr ? "ipc" : name;
 }
 
+// Whether the ipc channel follows streams; RRFP_TEST_STREAMS set to off: not.
+inline bool follows_streams() {
+  const char* wanted = std::getenv("RRFP_TEST_STREAMS");
+  return wanted == nullptr || std::string(wanted) != "off";
+}
+
 inline void require(cudaError_t result, const char* call) { cuda_require(result, call, -1); }
 
 // Memory that host and device both see, zeroed.
@@ -62,9 +68,9 @@ class DeviceRank final : public MessageSink {
                      std::uint32_t seed);
   std::unique_ptr<TestSend> make_send(std::uint64_t capacity_bytes);
   bool wait_ended(const TestSend& send, std::int64_t timeout_ms = 30000);
-  // Null at the time-out.
+  // Null at the time-out. The payload may still be on its way.
   InboundMessage* wait_arrived(std::int64_t timeout_ms = 30000);
-  // Enqueues the check of its words on the compute stream, then poison, then gives it back.
+  // Enqueues the wait for what is on its way, the check of its words on the compute stream, then poison, then gives it back.
   void check_and_release(InboundMessage* message);
   // Of everything checked so far; the stream is synchronised.
   unsigned long long num_wrong();
@@ -75,6 +81,7 @@ class DeviceRank final : public MessageSink {
   void on_header(RecvTicket ticket, const MessageHeader& header,
                  std::span<const std::byte> metadata) override;
   void on_message(std::int32_t peer, InboundMessage* message) override;
+  void on_arrived() override;
   void on_sent(OutboundMessage* message, const Status& status) override;
   void on_control(std::int32_t, const MessageHeader&, std::span<const std::byte>) override {}
   void on_peer_lost(std::int32_t peer, const Status& status) override;

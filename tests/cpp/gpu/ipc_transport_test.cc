@@ -62,7 +62,7 @@ std::vector<std::unique_ptr<Transport>> make_ipc_transports(std::int32_t num_ran
     const auto index = static_cast<std::size_t>(rank);
     const auto memory = endpoints[index]->memory();
     std::string refusal;
-    auto channel = open_ipc_channel(std::move(endpoints[index]), addresses, &refusal);
+    auto channel = open_ipc_channel(std::move(endpoints[index]), addresses, true, &refusal);
     if (!channel) throw std::runtime_error(refusal);
     transports.push_back(std::make_unique<DeviceTransport>(std::move(controls[index]),
                                                            std::move(channel), memory));
