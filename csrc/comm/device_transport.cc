@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/clock.hpp"
 
 namespace rrfp {
 
@@ -81,6 +82,7 @@ std::size_t DeviceTransport::progress(std::int64_t now_ns) {
   }
   done += take_posted();
   for (std::int32_t peer = 0; peer < num_ranks_; ++peer) done += progress_peer(peer);
+  if (!failure_.empty() && steady_now_ns() >= failure_due_ns_) device_error(failure_);
   if (done > 0) return done;
   if (is_polling()) {
     // The device's words again, a few times for each look at the sockets, which cost more.
@@ -191,22 +193,25 @@ bool DeviceTransport::can_start(std::int32_t peer_rank, const Departure& departu
 
 std::size_t DeviceTransport::start_departures(std::int32_t peer_rank) {
   Peer& peer = peer_of(peer_rank);
-  std::string failure;
   std::size_t started = 0;
   for (auto departure = peer.waiting.begin(); departure != peer.waiting.end();) {
-    if (!failure.empty() || !can_start(peer_rank, *departure)) {
+    if (!failure_.empty()) break;
+    if (!can_start(peer_rank, *departure)) {
       ++departure;
       continue;
     }
     if (channel_->needs_go()) send_go(peer_rank, *departure);
-    failure = channel_->start_send(peer_rank, *departure->message, departure->grant,
-                                   &departure->sent);
+    failure_ = channel_->start_send(peer_rank, *departure->message, departure->grant,
+                                    &departure->sent);
+    if (!failure_.empty()) {
+      failure_due_ns_ = steady_now_ns() + kPatienceMs * 1000000;
+      break;
+    }
     peer.departing.push_back(*departure);
     departure = peer.waiting.erase(departure);
     num_owed_.fetch_sub(1, std::memory_order_release);  // O1
     ++started;
   }
-  if (!failure.empty()) device_error(failure);
   return started;
 }
 

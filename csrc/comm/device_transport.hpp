@@ -58,6 +58,9 @@ class DeviceTransport final : public Transport, private MessageSink {
   static constexpr std::int64_t kSettleMs = 1000;
   static constexpr std::int64_t kCheckDeviceMs = 50;
   static constexpr int kPollsPerProgress = 16;
+  // A send fails, too, because its receiver has just died: for so long the control transport may
+  // say so before this device is blamed.
+  static constexpr std::int64_t kPatienceMs = 200;
   // Peers to whom copies may be enqueued before they are computed: more streams that wait would
   // hold up copies of others.
   static constexpr int kMaxQueuedPeers = 3;
@@ -175,6 +178,8 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::vector<Peer> peers_;
   std::int64_t next_check_ns_ = 0;
   std::uint64_t next_order_ = 0;
+  std::string failure_;                      // of a send: nothing is sent any more
+  std::int64_t failure_due_ns_ = 0;
   std::atomic<std::int64_t> num_owed_{0};    // O1
   std::atomic<bool> are_streams_free_{false};  // a flag; what it means is known from elsewhere
 

@@ -10,6 +10,7 @@
 #include "comm/ipc_address.hpp"
 #include "device/cuda_check.hpp"
 #include "device/handover.hpp"
+#include "device/stream_timeline.hpp"
 
 namespace rrfp {
 
@@ -60,6 +61,9 @@ class IpcChannel final : public DataChannel {
   struct Peer {
     bool is_same_process = false;
     cudaStream_t stream = nullptr;
+    // Says what has been sent. The words of the page do not: a receiver that gives up reaches
+    // them itself.
+    std::unique_ptr<StreamTimeline> sent;
     IpcSegment segment;                      // the page for this rank in the peer's segment
     std::uint32_t* words_on_device = nullptr;
     const std::uint32_t* own_words_on_device = nullptr;  // of the page that the peer writes
@@ -146,6 +150,7 @@ std::string IpcChannel::connect(std::int32_t peer_rank, const std::string& text)
                  "cudaDeviceGetStreamPriorityRange", device());
     cuda_require(cudaStreamCreateWithPriority(&peer.stream, cudaStreamNonBlocking, greatest),
                  "cudaStreamCreateWithPriority", device());
+    peer.sent = std::make_unique<StreamTimeline>(device(), peer.stream);
   } catch (const DeviceError& error) {
     return error.what();
   }
@@ -156,6 +161,7 @@ std::string IpcChannel::connect(std::int32_t peer_rank, const std::string& text)
 IpcChannel::~IpcChannel() {
   DeviceGuard guard(device());
   for (Peer& peer : peers_) {
+    peer.sent.reset();
     if (peer.stream != nullptr) cudaStreamDestroy(peer.stream);
     unmap_slabs(peer);
     if (peer.words_on_device != nullptr) cudaHostUnregister(peer.segment.page(0));
@@ -250,9 +256,7 @@ std::string IpcChannel::start_send(std::int32_t peer_rank, const OutboundMessage
     target += padded_bytes(segment.bytes);
   }
   refusal = write_word(peer.stream, peer.words_on_device + grant.word_index, grant.word_value);
-  if (!refusal.empty()) return refusal;
-  *sent = {&peer.segment.page(0)->words[grant.word_index], grant.word_value};
-  return {};
+  return refusal.empty() ? peer.sent->record(sent) : refusal;
 }
 
 std::string IpcChannel::check_device() {
