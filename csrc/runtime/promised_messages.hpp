@@ -1,9 +1,13 @@
 // PromisedMessages: messages of the current step whose payload is still on its way to the device.
 // Each has its place already and a word that will say that it is there, so that a stream can
-// wait for it: its task may be launched before it arrives.
+// wait for it. Its task is ready when it arrives; before that it is launched, with its stream
+// waiting, only where there is no choice to make: in a fixed order, or when nothing is ready, the
+// device has run dry and this message alone is on its way. And only when this rank owes its peers
+// nothing (Transport::owes_sends), so that ranks do not wait for one another in a circle.
 //
 // Threads  add(), size(): any. The rest: the worker.
 // Progress add() is lock-free, size() wait-free.
+// Checked  tests/cpp/unit/promised_messages_test.cc
 // Bound    What the peers' in-flight limits let them send.
 // Edges    P1 of PushList. Q1: num_ is raised before the push, and lowered with release after the
 //          message was delivered: who acquires a 0 finds the engine with everything it was told.
@@ -28,7 +32,6 @@ class PromisedMessages {
   }
 
   std::int32_t size() const { return num_.load(std::memory_order_acquire); }  // Q1
-
 
   // Hands those that have arrived to `deliver`, oldest first; all of them: also the others.
   template <class Deliver>

@@ -12,10 +12,7 @@
 // Early     A peer may be a step ahead: its messages for the next step are kept and delivered
 //           by begin_step(). Messages of a finished step are dropped and counted; of any other
 //           step they are a protocol error.
-// Promises  A message whose payload is on its way to the device makes its task ready when it has
-//           arrived. Before that the task is launched, its stream waiting, only where the choice
-//           is no choice: in a fixed order, or when nothing is ready, the device is about to run
-//           dry and one message alone is on its way.
+// Promises  Of messages on their way to a device: promised_messages.hpp.
 // Waiting   Where the plan waits, claim() announces the task to the ranks that need its output,
 //           by a header alone, and sleeps until an announced task is due that the hint puts
 //           first. An announcement that comes before its step or after it is dropped.
@@ -98,10 +95,8 @@ class RankRuntime final : public MessageSink, public Progressing {
                   std::int64_t stall_timeout_ms);
   // W. Sleeps until a task can run. kTimeout after timeout_ms: call again (signals).
   ClaimResult claim(std::int64_t timeout_ms);
-  // W. The claimed task has been launched; its device is past it at `end`.
-  void launched(const WordPoint& end) { last_launched_ = end; }
-  // W. Inputs of the claimed task; InboundMessage* or null, owned by the caller now. What reads
-  // an input must come after its message->arrived.
+  void launched(const WordPoint& end) { last_launched_ = end; }  // W. A task, to its end
+  // W. Inputs of the claimed task, the caller's now, or null; to be read after ->arrived.
   std::vector<InboundMessage*> take_inputs(std::int32_t local);
   // W. Hands an output (F) or an input gradient (B) to the stage that needs it.
   void post_output(std::int32_t local, std::int32_t target_stage, OutboundMessage* message);
@@ -168,8 +163,8 @@ class RankRuntime final : public MessageSink, public Progressing {
   struct Step {
     Step(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
          std::unique_ptr<StepAgreement> agreement, std::uint32_t step, std::int64_t timeout_ms)
-        : engine(std::move(plan), rank, times, std::move(agreement)),
-          number(step), stall_timeout_ms(timeout_ms) {}
+        : engine(std::move(plan), rank, times, std::move(agreement)), number(step),
+          stall_timeout_ms(timeout_ms) {}
     StepEngine engine;
     const std::uint32_t number;
     const std::int64_t stall_timeout_ms;
