@@ -269,7 +269,7 @@ def _follows_streams():
     With one hardware queue a stream that waits holds up every other stream of the process.
     """
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        logger.info("CUDA_DEVICE_MAX_CONNECTIONS is 1: tasks are launched when their inputs are there")
+        logger.info("CUDA_DEVICE_MAX_CONNECTIONS is 1: no stream waits for a message")
         return False
     return SETTINGS.stream_waits
 

@@ -57,7 +57,8 @@ std::string wait_word(void* stream, const WordPoint& point) {
 
 std::uint32_t* device_address(const std::uint32_t* word) {
   void* address = nullptr;
-  cuda_require(cudaHostGetDevicePointer(&address, const_cast<std::uint32_t*>(word), 0), "cudaHostGetDevicePointer", -1);
+  cuda_require(cudaHostGetDevicePointer(&address, const_cast<std::uint32_t*>(word), 0),
+               "cudaHostGetDevicePointer", -1);
   return static_cast<std::uint32_t*>(address);
 }
 

@@ -70,7 +70,8 @@ class DeviceRank final : public MessageSink {
   bool wait_ended(const TestSend& send, std::int64_t timeout_ms = 30000);
   // Null at the time-out. The payload may still be on its way.
   InboundMessage* wait_arrived(std::int64_t timeout_ms = 30000);
-  // Enqueues the wait for what is on its way, the check of its words on the compute stream, then poison, then gives it back.
+  // Enqueues the wait for what is on its way, the check of its words on the compute stream, then
+  // poison, then gives it back.
   void check_and_release(InboundMessage* message);
   // Of everything checked so far; the stream is synchronised.
   unsigned long long num_wrong();
