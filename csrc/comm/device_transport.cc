@@ -21,14 +21,15 @@ bool is_own_type(MessageType type) {
 
 DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
                                  std::unique_ptr<DataChannel> channel,
-                                 std::shared_ptr<ReceiveMemory> memory)
+                                 std::shared_ptr<ReceiveMemory> memory, std::int64_t held_up_ms)
     : epoll_(Descriptor::open([] { return epoll_create1(EPOLL_CLOEXEC); })),
       rank_(control->rank()),
       num_ranks_(control->num_ranks()),
       peers_(static_cast<std::size_t>(control->num_ranks())),
       memory_(std::move(memory)),
       channel_(std::move(channel)),
-      control_(std::move(control)) {
+      control_(std::move(control)),
+      guard_(held_up_ms, [this] { give_up_progress(); }) {
   epoll_event of_doorbell{EPOLLIN | EPOLLET, {}};
   epoll_event of_control{EPOLLIN, {}};
   if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.fd(), &of_doorbell) != 0 ||
@@ -63,6 +64,13 @@ void DeviceTransport::post_recv(RecvTicket ticket, InboundMessage* buffer) {
 }
 
 std::size_t DeviceTransport::progress(std::int64_t now_ns) {
+  guard_.enter(steady_now_ns());
+  const std::size_t done = progress_all(now_ns);
+  guard_.leave();
+  return done;
+}
+
+std::size_t DeviceTransport::progress_all(std::int64_t now_ns) {
   if (may_have_slept_) {
     // Takes the edge-triggered doorbell off the list, so that the descriptor falls silent.
     epoll_event events[2];
@@ -77,9 +85,7 @@ std::size_t DeviceTransport::progress(std::int64_t now_ns) {
     has_ended_all_ = true;
   }
   // relaxed: a flag alone, looked at again soon.
-  if (are_streams_free_.load(std::memory_order_relaxed)) {
-    for (Peer& peer : peers_) free_streams(peer);
-  }
+  if (are_streams_free_.load(std::memory_order_relaxed)) free_streams();
   done += take_posted();
   for (std::int32_t peer = 0; peer < num_ranks_; ++peer) done += progress_peer(peer);
   if (!failure_.empty() && steady_now_ns() >= failure_due_ns_) device_error(failure_);
@@ -226,6 +232,7 @@ void DeviceTransport::hand_over(std::int32_t peer_rank, Arrival* arrival) {
   message->arrived = {};
   if (!word_reached(arrival->arrived)) {
     message->arrived = arrival->arrived;
+    std::lock_guard lock(handed_mutex_);
     peer_of(peer_rank).handed.push_back(arrival->arrived);
   } else {
     channel_->close_recv(peer_rank, arrival->arrived);
@@ -276,14 +283,21 @@ std::size_t DeviceTransport::finish_arrivals(std::int32_t peer_rank) {
     }
     hand_over(peer_rank, arrival);
   }
-  std::size_t done = peer.arriving.size() - kept;
+  const std::size_t done = peer.arriving.size() - kept;
   peer.arriving.resize(kept);
-  done += std::erase_if(peer.handed, [&](const WordPoint& arrived) {
+  return done + finish_handed(peer_rank);
+}
+
+std::size_t DeviceTransport::finish_handed(std::int32_t peer_rank) {
+  std::vector<WordPoint>& handed = peer_of(peer_rank).handed;
+  if (handed.empty()) return 0;
+  std::lock_guard lock(handed_mutex_);
+  const std::size_t done = std::erase_if(handed, [&](const WordPoint& arrived) {
     if (!word_reached(arrived)) return false;
     channel_->close_recv(peer_rank, arrived);
-    sink_->on_arrived();
     return true;
   });
+  if (done > 0) sink_->on_arrived();
   return done;
 }
 

@@ -28,7 +28,8 @@
 //           thread does not sleep: the device cannot ring a doorbell.
 // Abort     The abort flag and the loss of a peer are looked at before any word is believed.
 //           Streams that wait for a message are freed by release_streams() and abort(); the sink
-//           knows by then that what they go on with is worth nothing.
+//           knows by then that what they go on with is worth nothing. When progress() itself is
+//           held up for held_up_ms, a ProgressGuard reports this rank lost and frees them.
 // Bound     The destructor waits kSettleMs at most for copies under way and for the peers to
 //           let go of this rank's memory; what is not settled by then is left to the process.
 // Cost      Per message: one control message each way (two from the sender with NCCL), one
@@ -49,6 +50,7 @@
 #include "comm/doorbell.hpp"
 #include "comm/fork_guard.hpp"
 #include "comm/outbound_queue.hpp"
+#include "comm/progress_guard.hpp"
 #include "comm/transport.hpp"
 
 namespace rrfp {
@@ -61,12 +63,13 @@ class DeviceTransport final : public Transport, private MessageSink {
   // A send fails, too, because its receiver has just died: for so long the control transport may
   // say so before this device is blamed.
   static constexpr std::int64_t kPatienceMs = 200;
+  static constexpr std::int64_t kHeldUpMs = 60000;
   // Peers to whom copies may be enqueued before they are computed: more streams that wait would
   // hold up copies of others.
   static constexpr int kMaxQueuedPeers = 3;
 
   DeviceTransport(std::unique_ptr<Transport> control, std::unique_ptr<DataChannel> channel,
-                  std::shared_ptr<ReceiveMemory> memory);
+                  std::shared_ptr<ReceiveMemory> memory, std::int64_t held_up_ms = kHeldUpMs);
   ~DeviceTransport() override;
 
   // See ReceiveMemory::bind_reader.
@@ -112,7 +115,8 @@ class DeviceTransport final : public Transport, private MessageSink {
     std::vector<Departure> departing;  // started
     std::vector<Arrival*> opening;     // buffer there, no slot yet
     std::vector<Arrival*> arriving;    // granted
-    std::vector<WordPoint> handed;     // points of messages that the sink has already
+    std::vector<WordPoint> handed;     // points of messages that the sink has already; under
+                                       // handed_mutex_, for the guard
     std::vector<ReceiveSlot*> unsettled;  // granted when the peer was stopped
     std::uint32_t next_id = 0;
     std::uint32_t next_go_out = 0;
@@ -144,7 +148,10 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::size_t start_departures(std::int32_t peer_rank);
   bool can_start(std::int32_t peer_rank, const Departure& departure) const;
   void hand_over(std::int32_t peer_rank, Arrival* arrival);
-  void free_streams(Peer& peer);
+  std::size_t finish_handed(std::int32_t peer_rank);
+  void free_streams();
+  void give_up_progress();
+  std::size_t progress_all(std::int64_t now_ns);
   void start_arrivals(std::int32_t peer_rank);
   std::size_t finish_departures(std::int32_t peer_rank);
   std::size_t finish_arrivals(std::int32_t peer_rank);
@@ -181,6 +188,7 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::string failure_;                      // of a send: nothing is sent any more
   std::int64_t failure_due_ns_ = 0;
   std::atomic<std::int64_t> num_owed_{0};    // O1
+  std::mutex handed_mutex_;
   std::atomic<bool> are_streams_free_{false};  // a flag; what it means is known from elsewhere
 
   // A1: abort() stores it with release after why_aborted_; who loads it with acquire may read
@@ -192,7 +200,8 @@ class DeviceTransport final : public Transport, private MessageSink {
 
   std::shared_ptr<ReceiveMemory> memory_;
   std::unique_ptr<DataChannel> channel_;
-  std::unique_ptr<Transport> control_;       // last: its destructor still enters this sink
+  std::unique_ptr<Transport> control_;       // its destructor still enters this sink
+  ProgressGuard guard_;                      // last: it uses all the others
 };
 
 }  // namespace rrfp

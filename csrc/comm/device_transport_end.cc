@@ -51,11 +51,25 @@ void DeviceTransport::release_streams() {
   doorbell_.ring();
 }
 
-// Streams that wait for this peer go on with whatever lies in the payload's place.
-void DeviceTransport::free_streams(Peer& peer) {
-  for (const WordPoint& arrived : peer.handed) {
-    if (!word_reached(arrived)) reach_word(arrived);
+// Streams that wait go on with whatever lies in the payload's place.
+void DeviceTransport::free_streams() {
+  std::lock_guard lock(handed_mutex_);
+  for (const Peer& peer : peers_) {
+    for (const WordPoint& arrived : peer.handed) {
+      if (!word_reached(arrived)) reach_word(arrived);
+    }
   }
+}
+
+// The guard's thread: the progress thread has been inside a call for too long.
+void DeviceTransport::give_up_progress() {
+  sink_->on_peer_lost(rank_, {StatusCode::kDeviceFailed, rank_,
+                              "rank " + std::to_string(rank_) +
+                                  " could not move messages for a long time: a call of CUDA does "
+                                  "not return. A stage that frees device memory (cudaFree, also "
+                                  "in torch.cuda.empty_cache()) waits for the whole device"});
+  release_streams();
+  free_streams();
 }
 
 // After a stop: what the device or the peer still had in hand.

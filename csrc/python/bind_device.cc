@@ -51,7 +51,7 @@ std::unique_ptr<RuntimeHandle> join_device(ControlLink& control, DeviceLink& lin
                                            std::int64_t peer_timeout_ms,
                                            AgreementHandle* agreement) {
   RRFP_CHECK(control.transport != nullptr, "these control connections are in use already.");
-  DeviceRank rank = link.join(std::move(control.transport));
+  DeviceRank rank = link.join(std::move(control.transport), peer_timeout_ms);
   RuntimeOptions options{run, heartbeat_ms, peer_timeout_ms};
   options.spin_us = kWorkerSpinUs;
   return std::make_unique<RuntimeHandle>(std::move(rank.transport), options,
@@ -69,7 +69,7 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_device_runtimes(const std::vect
   std::vector<DeviceRank> ranks;
   {
     py::gil_scoped_release nogil;
-    ranks = make_device_ranks(devices, run, timeout_ms);
+    ranks = make_device_ranks(devices, run, timeout_ms, peer_timeout_ms);
   }
   std::vector<std::unique_ptr<RuntimeHandle>> runtimes;
   for (DeviceRank& rank : ranks) {

@@ -74,10 +74,10 @@ class CudaStream final : public ComputeStream {
 
 DeviceRank put_together(int device, std::unique_ptr<Transport> control,
                         std::unique_ptr<DataChannel> channel,
-                        std::shared_ptr<ReceiveMemory> memory) {
+                        std::shared_ptr<ReceiveMemory> memory, std::int64_t held_up_ms) {
   auto stream = std::make_unique<CudaStream>(device);
   auto transport = std::make_unique<DeviceTransport>(std::move(control), std::move(channel),
-                                                     std::move(memory));
+                                                     std::move(memory), held_up_ms);
   stream->attach(transport.get());
   return {std::move(stream), std::move(transport)};
 }
@@ -101,8 +101,8 @@ class IpcLink final : public DeviceLink {
     return refusal;
   }
 
-  DeviceRank join(std::unique_ptr<Transport> control) override {
-    return put_together(device_, std::move(control), std::move(channel_), memory_);
+  DeviceRank join(std::unique_ptr<Transport> control, std::int64_t held_up_ms) override {
+    return put_together(device_, std::move(control), std::move(channel_), memory_, held_up_ms);
   }
 
  private:
@@ -129,8 +129,9 @@ class NcclLink final : public DeviceLink {
     return refusal;
   }
 
-  DeviceRank join(std::unique_ptr<Transport> control) override {
-    return put_together(endpoint_.device(), std::move(control), std::move(channel_), memory_);
+  DeviceRank join(std::unique_ptr<Transport> control, std::int64_t held_up_ms) override {
+    return put_together(endpoint_.device(), std::move(control), std::move(channel_), memory_,
+                        held_up_ms);
   }
 
  private:
@@ -197,7 +198,8 @@ std::unique_ptr<DeviceLink> make_nccl_link(
 }
 
 std::vector<DeviceRank> make_device_ranks(const std::vector<int>& devices, std::uint64_t run,
-                                          std::int64_t timeout_ms) {
+                                          std::int64_t timeout_ms,
+                                          std::int64_t peer_timeout_ms) {
   const auto num_ranks = static_cast<std::int32_t>(devices.size());
   std::vector<std::unique_ptr<DeviceLink>> links;
   std::vector<std::string> addresses;
@@ -217,7 +219,7 @@ std::vector<DeviceRank> make_device_ranks(const std::vector<int>& devices, std::
   }
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    ranks.push_back(links[at]->join(std::move(controls[at])));
+    ranks.push_back(links[at]->join(std::move(controls[at]), peer_timeout_ms));
   }
   return ranks;
 }

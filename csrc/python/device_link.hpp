@@ -34,8 +34,8 @@ class DeviceLink {
   // ranks' control connections stand already.
   virtual std::string open(const std::vector<std::string>& addresses, std::int64_t timeout_ms,
                            const std::function<bool()>& interrupted) = 0;
-  // Once, after open().
-  virtual DeviceRank join(std::unique_ptr<Transport> control) = 0;
+  // Once, after open(). `held_up_ms`: see DeviceTransport.
+  virtual DeviceRank join(std::unique_ptr<Transport> control, std::int64_t held_up_ms) = 0;
 };
 
 // `follows_streams`: messages are waited for by streams, see DeviceTransport.
@@ -49,6 +49,7 @@ std::unique_ptr<DeviceLink> make_nccl_link(
 
 // Ranks that are threads of this process, one for each entry of `devices`.
 std::vector<DeviceRank> make_device_ranks(const std::vector<int>& devices, std::uint64_t run,
-                                          std::int64_t timeout_ms);
+                                          std::int64_t timeout_ms,
+                                          std::int64_t peer_timeout_ms);
 
 }  // namespace rrfp::python

@@ -13,7 +13,8 @@ std::unique_ptr<DeviceLink> make_nccl_link(
   throw UserError(cuda_support().refusal);
 }
 
-std::vector<DeviceRank> make_device_ranks(const std::vector<int>&, std::uint64_t, std::int64_t) {
+std::vector<DeviceRank> make_device_ranks(const std::vector<int>&, std::uint64_t, std::int64_t,
+                                          std::int64_t) {
   throw UserError(cuda_support().refusal);
 }
 

@@ -134,6 +134,31 @@ void sender_dies_before_computed(RankContext& context) {
   CHECK(rank.wait_arrived(0) == nullptr);
 }
 
+// The progress thread of rank 0 is held up while a stream waits for a message that never comes.
+// Would catch a rank that hangs because nobody is left to free its stream.
+void progress_is_held_up(RankContext& context) {
+  DeviceRank rank(context, 8 << 20, context.rank == 0 ? 300 : DeviceTransport::kHeldUpMs);
+  auto send = rank.make_send(kMiB);
+  auto second = rank.make_send(kMiB);
+  if (context.rank == 1) {
+    rank.post(0, *send, {kMiB}, 1, 3000000);
+    context.meet("promised");
+    rank.post(0, *second, {kMiB}, 1, 0);
+    context.meet("done");
+    CHECK(rank.wait_ended(*send, kBoundMs));
+    CHECK(rank.wait_ended(*second, kBoundMs));
+    return;
+  }
+  enqueue_reader(rank);
+  rank.is_held_up = true;
+  context.meet("promised");
+  CHECK(rank.wait_lost(kBoundMs));
+  CHECK(rank.lost_status().code == StatusCode::kDeviceFailed);
+  CHECK(device_works(rank));
+  rank.is_held_up = false;
+  context.meet("done");
+}
+
 // One rank closes while the other still has a message for it: that one ends too.
 void peer_closes(RankContext& context) {
   auto rank = std::make_unique<DeviceRank>(context);
@@ -155,6 +180,7 @@ TEST_CASE(abort_ends_a_receive) { run_ranks(2, abort_while_receiving); }
 TEST_CASE(peer_killed_when_idle) { run_ranks(2, peer_dies_idle, 1); }
 TEST_CASE(peer_killed_among_copies) { run_ranks(2, peer_dies_busy, 1); }
 TEST_CASE(sender_killed_before_it_computed) { run_ranks(2, sender_dies_before_computed, 1); }
+TEST_CASE(progress_that_is_held_up_is_given_up) { run_ranks(2, progress_is_held_up); }
 TEST_CASE(peer_that_closes_ends_posts) { run_ranks(2, peer_closes); }
 
 }  // namespace

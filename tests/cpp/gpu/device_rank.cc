@@ -9,7 +9,7 @@
 
 namespace rrfp::test {
 
-DeviceRank::DeviceRank(RankContext& context, std::uint64_t slab_bytes) {
+DeviceRank::DeviceRank(RankContext& context, std::uint64_t slab_bytes, std::int64_t held_up_ms) {
   const bool is_nccl = channel_name() == "nccl";
   int num_devices = 0;
   if (is_nccl) {
@@ -38,7 +38,8 @@ DeviceRank::DeviceRank(RankContext& context, std::uint64_t slab_bytes) {
   if (!control) throw std::runtime_error(status.message);
   std::shared_ptr<ReceiveMemory> memory;
   std::unique_ptr<DataChannel> channel = open_channel(context, slab_bytes, &memory);
-  transport_ = std::make_unique<DeviceTransport>(std::move(control), std::move(channel), memory);
+  transport_ = std::make_unique<DeviceTransport>(std::move(control), std::move(channel), memory,
+                                                 held_up_ms);
   transport_->set_sink(this);
   transport_->bind_reader(stream_);
   context.meet("open");
@@ -197,6 +198,7 @@ void DeviceRank::answer(RecvTicket ticket, const MessageHeader& header,
 
 void DeviceRank::on_header(RecvTicket ticket, const MessageHeader& header,
                                   std::span<const std::byte> metadata) {
+  while (is_held_up) std::this_thread::yield();
   {
     std::lock_guard lock(mutex_);
     ++num_headers_;

@@ -55,7 +55,8 @@ struct TestSend : OutboundMessage {
 
 class DeviceRank final : public MessageSink {
  public:
-  explicit DeviceRank(RankContext& context, std::uint64_t slab_bytes = 8 << 20);
+  explicit DeviceRank(RankContext& context, std::uint64_t slab_bytes = 8 << 20,
+                      std::int64_t held_up_ms = DeviceTransport::kHeldUpMs);
   ~DeviceRank() override;
 
   // Segments of these sizes (multiples of 4), filled with words of seed, seed + 1, ... by a
@@ -91,6 +92,7 @@ class DeviceRank final : public MessageSink {
   int device() const { return device_; }
   void* stream() const { return stream_; }
   std::function<void(std::int64_t)> on_arrival;  // on the progress thread, with the time
+  std::atomic<bool> is_held_up{false};  // the progress thread, at the next header
   bool answers_headers = true;  // false: tickets are kept in `kept_headers`
   std::vector<std::pair<RecvTicket, MessageHeader>> kept_headers;
   void answer(RecvTicket ticket, const MessageHeader& header,
