@@ -9,7 +9,7 @@
 //          once, while the progress thread is inside or has just come out.
 // Progress enter() and leave() are wait-free.
 // Bound    The call comes held_up_ms to held_up_ms + kLookMs after enter().
-// Edges    None: since_ns_ is a number that may be old by the time it is read.
+// Edges    U1  since_ns_ is relaxed: a number that may be old by the time it is read.
 // Lifetime The destructor joins the thread; on_held_up must not wait for the destroyer.
 #pragma once
 
@@ -43,14 +43,14 @@ class ProgressGuard {
   ProgressGuard(const ProgressGuard&) = delete;
   ProgressGuard& operator=(const ProgressGuard&) = delete;
 
-  void enter(std::int64_t now_ns) { since_ns_.store(now_ns, std::memory_order_relaxed); }
-  void leave() { since_ns_.store(0, std::memory_order_relaxed); }
+  void enter(std::int64_t now_ns) { since_ns_.store(now_ns, std::memory_order_relaxed); }  // U1
+  void leave() { since_ns_.store(0, std::memory_order_relaxed); }  // U1
 
  private:
   void run() {
     std::unique_lock lock(mutex_);
     while (!ended_.wait_for(lock, std::chrono::milliseconds(kLookMs), [&] { return is_ended_; })) {
-      const std::int64_t since_ns = since_ns_.load(std::memory_order_relaxed);
+      const std::int64_t since_ns = since_ns_.load(std::memory_order_relaxed);  // U1
       if (since_ns == 0 || steady_now_ns() - since_ns < held_up_ms_ * 1000000) continue;
       lock.unlock();
       on_held_up_();
