@@ -7,12 +7,14 @@ Each figure is the median over rounds in which the direct loop and rrfp alternat
   processes, those of one rank, which then also waits for the other.
 - the same in processor time (all threads of the process), which a busy machine spoils less.
 - rrfp's own report: from a task's end to the next choice.
-- arrival to start: from an input's arrival at an idle worker to its stage function.
+- arrival to start: from an input's arrival at an idle worker to its stage function; once as this
+  machine has it, once as one with three cores for each rank, where idle workers spin.
 
     python benchmarks/host_cost.py [--rounds 15] [--microbatches 64] [--out host_cost]
 """
 
 import argparse
+import os
 import time
 
 import record
@@ -22,6 +24,7 @@ from torch import nn
 
 WIDTH = 8
 HOPS = 200
+SPIN_US = 5000
 WARM_UP = 3
 
 
@@ -144,6 +147,12 @@ def between_processes(rank, arguments):
     return {**comparison.summary(), **arrival_latency(rank, dist)}
 
 
+def spinning_arrival(rank):
+    import torch.distributed as dist
+
+    return arrival_latency(rank, dist)
+
+
 def arrival_latency(rank, dist):
     """Steps of one microbatch whose first stage sleeps: rank 1's worker is idle when it comes."""
     stage = Scale(0.003 if rank == 0 else 0.0)
@@ -167,10 +176,14 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     both = run_ranks(between_processes, 2, arguments, timeout_s=300)
+    os.environ["RRFP_SPIN_US"] = str(SPIN_US)  # the processes inherit it
+    spinning = run_ranks(spinning_arrival, 2, timeout_s=300)
+    del os.environ["RRFP_SPIN_US"]
     table = {
         "one process, one rank": in_one_process(1, arguments),
         "one process, two ranks": in_one_process(2, arguments),
         "two processes": {**both[0], **both[1]},
+        "two processes, idle ones spin": {**spinning[0], **spinning[1]},
     }
     for name, figures in table.items():
         print(name)

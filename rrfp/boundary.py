@@ -7,8 +7,8 @@ the rest as metadata:
     u32 length of the tree | tree | per leaf: a descriptor | pickle of the other leaves
 
 The tree is the pickled structure; both sides remember what they have seen, so that the steady
-path neither pickles nor unpickles it. A descriptor is a dtype code (0: None, 255: picklable),
-flags, the number of dimensions and the shape.
+path neither pickles nor unpickles it, nor reads metadata that it has read before. A descriptor is
+a dtype code (0: None, 255: picklable), flags, the number of dimensions and the shape.
 """
 
 import io
@@ -23,6 +23,7 @@ from torch.utils.dlpack import from_dlpack
 _NONE, _PICKLED = 0, 255
 _REQUIRES_GRAD = 1
 _MAX_REMEMBERED = 1024
+_MAX_REMEMBERED_BYTES = 4096  # of one metadata
 _MAX_METADATA_BYTES = 1 << 20
 
 # torch dtype, DLPack type code, bits. The position is the code on the wire: only append.
@@ -230,43 +231,63 @@ def decode(inbound):
         ) from error
 
 
+class _Form:
+    """What a message's metadata says, but for pickled objects: how to make its parcel."""
+
+    __slots__ = ("tree", "num_leaves", "needs_grad", "layouts", "places", "viewed", "pickled",
+                 "num_bytes")
+
+
+_forms = {}  # metadata -> _Form, of messages without pickled objects
+
+
 def _decode(inbound):
     metadata = inbound.metadata
+    form = _forms.get(metadata)
+    if form is None:
+        form = _read_form(metadata)
+        if not form.pickled and len(metadata) <= _MAX_REMEMBERED_BYTES:
+            _remember(_forms, metadata, form)
+    leaves = [None] * form.num_leaves
+    if form.pickled:
+        objects = iter(pickle.loads(metadata[form.num_bytes:]))
+        for index in form.pickled:
+            leaves[index] = next(objects)
+    for index, capsule in zip(form.places, inbound.capsules(form.layouts)):
+        leaves[index] = from_dlpack(capsule)
+    for index, dtype, shape in form.viewed:
+        leaves[index] = leaves[index].view(dtype).view(shape).detach()
+    return Parcel(form.tree, leaves, form.needs_grad)
+
+
+def _read_form(metadata):
+    form = _Form()
     (tree_bytes,) = _length.unpack_from(metadata)
     at = 4 + tree_bytes
-    tree = _decode_tree(metadata[4:at])
-    num_leaves = 1 if tree is None else tree.num_leaves
-    leaves, needs_grad, layouts, places, viewed = [], [], [], [], []
-    num_pickled = 0
-    for index in range(num_leaves):
+    form.tree = _decode_tree(metadata[4:at])
+    form.num_leaves = 1 if form.tree is None else form.tree.num_leaves
+    form.needs_grad, form.layouts, form.places, form.viewed, form.pickled = [], [], [], [], []
+    for index in range(form.num_leaves):
         code, flags, num_dimensions = _shape_formats[0].unpack_from(metadata, at)
-        leaves.append(None)
         if code not in (_NONE, _PICKLED):
             shape = _shape_formats[num_dimensions].unpack_from(metadata, at)[3:]
-            places.append(index)
+            form.places.append(index)
             if code >= _FIRST_BYTE_CODE:
                 dtype = _BYTE_DTYPES[code]
-                viewed.append((index, dtype, shape))
-                layouts.append((1, 8, (math.prod(shape) * dtype.itemsize,)))
+                form.viewed.append((index, dtype, shape))
+                form.layouts.append((1, 8, (math.prod(shape) * dtype.itemsize,)))
             else:
                 _, type_code, bits = _DLPACK_DTYPES[code - 1]
-                layouts.append((type_code, bits, shape))
+                form.layouts.append((type_code, bits, shape))
             if flags & _REQUIRES_GRAD:
-                needs_grad.append(index)
+                form.needs_grad.append(index)
         elif code == _PICKLED:
-            num_pickled += 1
-            leaves[index] = _PICKLED
+            form.pickled.append(index)
         at += _shape_formats[num_dimensions].size
-    if num_pickled:
-        objects = iter(pickle.loads(metadata[at:]))
-        leaves = [next(objects) if leaf is _PICKLED else leaf for leaf in leaves]
-    elif at != len(metadata):
+    if not form.pickled and at != len(metadata):
         raise ValueError(f"its leaves end at byte {at}")
-    for index, capsule in zip(places, inbound.capsules(layouts)):
-        leaves[index] = from_dlpack(capsule)
-    for index, dtype, shape in viewed:
-        leaves[index] = leaves[index].view(dtype).view(shape).detach()
-    return Parcel(tree, leaves, needs_grad)
+    form.num_bytes = at
+    return form
 
 
 def gradients_parcel(gradients):

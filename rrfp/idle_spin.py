@@ -1,7 +1,7 @@
 """How long an idle worker looks for its next task before it sleeps.
 
 To be woken takes the kernel tens of microseconds; to look takes a core. Where this process may
-use several cores for each rank of this host, one of them is spared for a millisecond at a time.
+use several cores for each rank of this host, one of them is spared for some milliseconds at a time.
 Elsewhere the look is about as long as a wake-up takes, and yields to whatever else wants to run.
 """
 
@@ -10,7 +10,7 @@ import os
 from rrfp.settings import SETTINGS
 
 _CORES_PER_RANK = 3  # so that the spinning one is not missed by the others' computation
-_SPARE_CORE_US = 1000
+_SPARE_CORE_US = 5000
 _SCARCE_CORE_US = 50
 
 

@@ -84,6 +84,11 @@ def open_session(
     if group is not None:
         raise ValueError("group is given, but all stages are in this process; leave it at None.")
     check_transport(transport, ("auto", "local"))
+    if isinstance(stages, torch.nn.Sequential) and len(stages) > 1:
+        logger.warning(
+            "stages is one nn.Sequential of %d modules, which runs as a single stage; for a "
+            "pipeline pass a list of stages, such as list(stages), else [stages].", len(stages),
+        )
     modules = stage_table(stages)
     check_stages_complete([list(modules)])
     layout = make_layout(len(modules), num_ranks, **shape)

@@ -85,6 +85,7 @@ class StepRandom:
         self._seed, self._step = seed, step
         self._shares_process = shares_process
         self._generators = ()
+        self._keys = {}  # of the tasks that are known beforehand
 
     @contextlib.contextmanager
     def active(self):
@@ -99,12 +100,21 @@ class StepRandom:
             with _restored(self._generators):
                 yield
 
+    def prepare(self, tasks):
+        """Compute the keys of (stage, kind, microbatch) now, rather than when they are due."""
+        self._keys = {(k, s, m): self._key(k, s, m) for s, k, m in tasks}
+
     def begin(self, kind, stage, microbatch):
         """Before the task runs. Backward tasks draw other numbers than the forward."""
-        kind = _FORWARD if kind == "F" else _GRADIENT
-        key = _key(self._seed, self._step, stage, microbatch, kind)
+        key = self._keys.get((kind, stage, microbatch))
+        if key is None:
+            key = self._key(kind, stage, microbatch)
         for generator in self._generators:
             generator.manual_seed(key)
+
+    def _key(self, kind, stage, microbatch):
+        kind = _FORWARD if kind == "F" else _GRADIENT
+        return _key(self._seed, self._step, stage, microbatch, kind)
 
 
 @contextlib.contextmanager

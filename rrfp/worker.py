@@ -60,6 +60,7 @@ class RankStep:
                 launcher.begin(runtime)
             runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
             tasks = self.plan.tasks(runtime.rank)
+            self.random.prepare(tasks)
             while True:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:

@@ -10,8 +10,8 @@ from rrfp.settings import Settings
 
 @pytest.mark.parametrize(
     "cores, ranks, expected",
-    [(2, 1, (50, True)), (2, 2, (50, True)), (3, 1, (1000, False)), (11, 4, (50, True)),
-     (12, 4, (1000, False))],
+    [(2, 1, (50, True)), (2, 2, (50, True)), (3, 1, (5000, False)), (11, 4, (50, True)),
+     (12, 4, (5000, False))],
 )
 def test_a_spare_core_may_spin(monkeypatch, cores, ranks, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))

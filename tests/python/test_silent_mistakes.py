@@ -136,3 +136,14 @@ def test_a_launcher_without_a_process_group_is_noticed(monkeypatch, caplog):
     with caplog.at_level("WARNING", logger="rrfp"):
         rrfp.run_pipeline([Scale(), Scale()], batch(), batch(), total)
     assert "a whole pipeline of its own" in caplog.text
+
+
+def test_one_sequential_is_one_stage_and_said_to_be(caplog):
+    layers = [torch.nn.Linear(2, 2, dtype=torch.float64) for _ in range(3)]
+    for stages, is_warned in ((torch.nn.Sequential(*layers), True), (layers, False),
+                              ([torch.nn.Sequential(*layers)], False)):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="rrfp"):
+            result = rrfp.run_pipeline(stages, batch(), batch(), total)
+        assert len(result.losses) == 4
+        assert ("nn.Sequential of 3 modules" in caplog.text) == is_warned
