@@ -4,7 +4,9 @@ Each figure is the median over rounds in which the direct loop and rrfp alternat
 - host cost of a task: step time less the time of running the same stage functions directly
   (forward, loss, backward, cut at the stage boundaries), divided by the tasks that ran one
   after the other. Stages of one process share the GIL, so there all tasks count; between
-  processes, those of one rank, which then also waits for the other.
+  processes, those of one rank, which then also waits for the other. Threads on several cores
+  pass the GIL on at every operation of torch, which is a price of threads, not of rrfp: "one
+  core" is without.
 - the same in processor time (all threads of the process), which a busy machine spoils less.
 - rrfp's own report: from a task's end to the next choice.
 - arrival to start: from an input's arrival at an idle worker to its stage function; once as this
@@ -130,6 +132,19 @@ def in_one_process(num_ranks, arguments):
     return comparison.summary()
 
 
+def on_one_core(measure, *arguments):
+    """``measure(*arguments)`` with all threads of this process on one core."""
+    cores = {task: os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+    one = {min(os.sched_getaffinity(0))}
+    for task in cores:
+        os.sched_setaffinity(int(task), one)
+    try:
+        return measure(*arguments)
+    finally:
+        for task, allowed in cores.items():
+            os.sched_setaffinity(int(task), allowed)
+
+
 def between_processes(rank, arguments):
     """One of two ranks. Rank 1, which has a loss as the direct loop has, gives the summary."""
     import torch.distributed as dist
@@ -182,6 +197,7 @@ def main():
     table = {
         "one process, one rank": in_one_process(1, arguments),
         "one process, two ranks": in_one_process(2, arguments),
+        "one process, two ranks, one core": on_one_core(in_one_process, 2, arguments),
         "two processes": {**both[0], **both[1]},
         "two processes, idle ones spin": {**spinning[0], **spinning[1]},
     }
