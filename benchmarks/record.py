@@ -39,6 +39,7 @@ def provenance():
         },
         "commit": git("rev-parse", "HEAD") or "unknown",
         "uncommitted_changes": bool(git("status", "--porcelain")),
+        "real_time_priority": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -22,7 +22,9 @@ def table(head, rows):
 def origin(file, recorded):
     machine = recorded["machine"]
     changed = " with uncommitted changes" if recorded["uncommitted_changes"] else ""
-    return (f"({machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, commit "
+    priority = ", at real-time priority" if recorded.get("real_time_priority") else ""
+    return (f"({machine['processor']}, {machine['cores']} cores, load average "
+            f"{machine['load_average'][0]:.1f}{priority}, torch {machine['torch']}, commit "
             f"{recorded['commit'][:10]}{changed}, `{recorded['command']}`: "
             f"[{file.name}](benchmarks/results/{file.name}))")
 
@@ -51,6 +53,39 @@ def host_cost(results):
                   f"{low:.1f} to {high:.1f}"] for name, (low, middle, high) in figures.items()]
     return ("Stages of one operation: what rrfp itself costs, in microseconds.\n\n"
             + table(["setting", "figure", "median", "quartiles"], rows))
+
+
+def split_cost(results):
+    rows = [[str(row["width"]), str(row["tokens"]), row["dtype"].removeprefix("torch."),
+             f"{1e3 * row['B'][1]:.2f}", f"{row['I + W over B'][1]:.2f}",
+             " to ".join(f"{quartile:.2f}" for quartile in row["I + W over B"][::2])]
+            for row in results["rows"]]
+    return ("What a backward in two halves costs (a transformer block, " + results["device"].upper()
+            + ").\n\n"
+            + table(["width", "tokens", "dtype", "B, ms", "(I + W) / B", "quartiles"], rows))
+
+
+def gpu_messages():
+    """Of benchmarks/gpu: each figure is the range over the runs."""
+    file = RESULTS / "gpu_messages.json"
+    if not file.exists():
+        return []
+    study = json.loads(file.read_text())
+    names = {4: "4 B", 1 << 20: "1 MiB", 16 << 20: "16 MiB", 128 << 20: "128 MiB"}
+    cells = {}
+    for row in (row for run in study["runs"] for row in run["rows"]):
+        if row["bytes"] in names:
+            key = (row["channel"], row["load"])
+            cells.setdefault(key, {}).setdefault(row["bytes"], []).append(
+                row["computed_to_known_us"][0])
+    rows = [[channel, load, *(f"{min(found[b]):.0f} to {max(found[b]):.0f}" for b in names)]
+            for (channel, load), found in cells.items()]
+    return ["Messages between two GPUs of one host, from the sender's result being computed to the "
+            f"receiver's host knowing, in microseconds: medians of {len(study['runs'])} runs, the "
+            "devices idle or busy with matrix products.\n\n"
+            + table(["channel", "devices", *names.values()], rows)
+            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`: "
+            f"[{file.name}](benchmarks/results/{file.name}))\n"]
 
 
 def simulated():
@@ -82,6 +117,8 @@ SECTIONS = {
     "readiness": readiness,
     "readiness_balanced": readiness_balanced,
     "host_cost": host_cost,
+    "split_cost": split_cost,
+    "split_cost_cuda": split_cost,
 }
 
 
@@ -93,7 +130,7 @@ def section():
         if file.exists():
             recorded = json.loads(file.read_text())
             parts.append(f"{write(recorded['results'])}\n\n{origin(file, recorded)}\n")
-    parts += simulated()
+    parts += gpu_messages() + simulated()
     return "\n".join(parts) or "No results are recorded in `benchmarks/results` yet.\n"
 
 
