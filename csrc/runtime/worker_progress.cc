@@ -7,6 +7,8 @@ namespace rrfp {
 
 namespace {
 constexpr int kLeavingPasses = 2;  // that may find something before the progress thread is told
+// A transport has deadlines of its own, which progress() looks at.
+constexpr std::int64_t kLongestSleepNs = ProgressThread::kTickMs * 1000000;
 }  // namespace
 
 void WorkerProgress::share(Progressing* member) {
@@ -90,7 +92,8 @@ void WorkerProgress::Hold::move_and_sleep(WakeBell& bell, std::uint32_t ticket,
     const std::size_t handled = transport.progress(now_ns);
     if (bell.prepare() != ticket || now_ns >= end_ns) return;
     if (handled > 0 || may_spin(now_ns)) continue;
-    bell.wait_or_readable(ticket, end_ns - now_ns, transport.wait_fd());
+    bell.wait_or_readable(ticket, std::min(end_ns - now_ns, kLongestSleepNs),
+                          transport.wait_fd());
   }
 }
 
