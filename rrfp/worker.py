@@ -13,6 +13,7 @@ from rrfp.errors import stage_failure_text
 
 # Upper bound of one wait in the core; it looks for signals several times a second anyway.
 _CLAIM_TIMEOUT_MS = 60_000
+_NO_RANGE = contextlib.nullcontext()
 
 
 class RankStep:
@@ -118,7 +119,7 @@ def _profiler_range(stage, kind, microbatch):
     """
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
-    return contextlib.nullcontext()
+    return _NO_RANGE
 
 
 class Worker:
