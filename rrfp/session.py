@@ -17,6 +17,7 @@ import torch
 from rrfp import _C
 from rrfp.activations import ActivationMemory, HeldBytes
 from rrfp.agreement import decide
+from rrfp.cost_watch import CostWatch
 from rrfp.device import (
     LocalStreams,
     devices_by_rank,
@@ -67,6 +68,7 @@ class Session:
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
         self._traits = TraitsMemory()
         self._activations = ActivationMemory()
+        self._cost_watch = CostWatch(on_gpus=devices is not None)
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
         self._tied = None  # a TiedStep, of the current step
@@ -87,7 +89,9 @@ class Session:
             raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
         try:
             with TiedStep(self.layout.tied, modules, request.forward_only) as self._tied:
-                return self._run(modules, request)
+                result = self._run(modules, request)
+                self._cost_watch.look(result.report, request.forward_only)
+                return result
         finally:
             self._tied = None
             self._in_step.release()
@@ -240,8 +244,9 @@ class LocalSession(Session):
             self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
             self._streams = LocalStreams(by_rank)
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
-        logger.info("%d ranks in one process, joined through %s, version %s", layout.num_ranks,
-                    self._runtimes[0].transport_name, _C.build_info()["version"])
+        logger.info("%d ranks in one process, joined through %s, version %s, torch %s",
+                    layout.num_ranks, self._runtimes[0].transport_name,
+                    _C.build_info()["version"], torch.__version__)
 
     def _run(self, modules, request):
         decision = decide(request, [self._view(modules, request)], self.layout)
