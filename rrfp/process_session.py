@@ -23,7 +23,8 @@ from rrfp.layout import (
 )
 from rrfp.modes import CallerModes
 from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
-from rrfp.session import Session, of_loss_stages, step_result
+from rrfp.report import of_loss_stages, step_result
+from rrfp.session import Session
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
 from rrfp.tied import check_holders, describe_holders, mark_copies, normalise_tied

@@ -159,3 +159,30 @@ def rank_report(rank_step, limit_bytes=None):
         peak_bytes=None if rank_step.held_bytes is None else rank_step.held_bytes.peak,
         limit_bytes=limit_bytes,
     )
+
+
+def step_result(rank_steps, layout, request):
+    """What a step of some RankSteps returned to the caller of its request."""
+    stage_steps = {s: step for rank_step in rank_steps for s, step in rank_step.stage_steps.items()}
+    fused = {s: t.fused_because for s, t in stage_steps.items() if t.fused_because is not None}
+    limit = request.in_flight
+    report = StepReport(
+        tuple(rank_report(step, limit.bytes_of(step.runtime.rank)) for step in rank_steps), fused
+    )
+    here = {stage: stage_steps[stage] for stage in layout.loss_stages if stage in stage_steps}
+    with_metrics = {s: t.metrics for s, t in here.items() if any(m is not None for m in t.metrics)}
+    with_loss = {s: t.losses for s, t in here.items() if request.loss_fn_of(s) is not None}
+    outputs = {s: t.outputs for s, t in here.items()} if request.return_outputs else {}
+    return StepResult(
+        losses=of_loss_stages(with_loss, layout),
+        metrics=of_loss_stages(with_metrics, layout),
+        outputs=of_loss_stages(outputs, layout),
+        report=report,
+    )
+
+
+def of_loss_stages(tables, layout):
+    """A result's list of the one loss stage, ``{stage: list}`` of several, or None."""
+    if not tables:
+        return None
+    return tables if len(layout.loss_stages) > 1 else next(iter(tables.values()))

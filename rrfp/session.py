@@ -28,7 +28,7 @@ from rrfp.device import (
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
 from rrfp.modes import CallerModes
-from rrfp.report import StepReport, StepResult, rank_report
+from rrfp.report import step_result
 from rrfp.settings import SETTINGS
 from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
@@ -200,32 +200,6 @@ class Session:
             runtime, plan, self.layout, stage_steps, modes, random, self._step, timeout_ms,
             launcher, held_bytes,
         )
-
-
-def step_result(rank_steps, layout, request):
-    stage_steps = {s: step for rank_step in rank_steps for s, step in rank_step.stage_steps.items()}
-    fused = {s: t.fused_because for s, t in stage_steps.items() if t.fused_because is not None}
-    limit = request.in_flight
-    report = StepReport(
-        tuple(rank_report(step, limit.bytes_of(step.runtime.rank)) for step in rank_steps), fused
-    )
-    here = {stage: stage_steps[stage] for stage in layout.loss_stages if stage in stage_steps}
-    with_metrics = {s: t.metrics for s, t in here.items() if any(m is not None for m in t.metrics)}
-    with_loss = {s: t.losses for s, t in here.items() if request.loss_fn_of(s) is not None}
-    outputs = {s: t.outputs for s, t in here.items()} if request.return_outputs else {}
-    return StepResult(
-        losses=of_loss_stages(with_loss, layout),
-        metrics=of_loss_stages(with_metrics, layout),
-        outputs=of_loss_stages(outputs, layout),
-        report=report,
-    )
-
-
-def of_loss_stages(tables, layout):
-    """A result's list of the one loss stage, ``{stage: list}`` of several, or None."""
-    if not tables:
-        return None
-    return tables if len(layout.loss_stages) > 1 else next(iter(tables.values()))
 
 
 class LocalSession(Session):

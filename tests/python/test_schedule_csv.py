@@ -5,17 +5,21 @@ full backward among split ones that keeps only one half, a file for other ranks 
 """
 
 import os
+import re
 import types
 
 import parity_model as model
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from parity_group import worker_group
 from torch.distributed.pipelining import schedules
 
 import rrfp
 from rrfp import _C
 from rrfp.hints import normalise_hint
+from rrfp.schedule_csv import read_schedule
 
 LOOP, V = (0, 1, 0, 1), (0, 1, 1, 0)
 SCHEDULES = {
@@ -156,3 +160,37 @@ def test_the_schedule_is_what_runs(tmp_path, mode):
     group = worker_group(1, False) if mode == "threads" else worker_group(2)
     logs = {s: log for part in group.values(run_rank, mode, path) for s, log in part.items()}
     assert logs == tasks_by_rank(schedule)
+
+
+CELLS = st.one_of(
+    st.sampled_from(["", " ", "0F0", "1B2", "2I1", "2W1", "0SEND_F0", "3RECV_B1", "1UNSHARD",
+                     "(0F1;1B0)OVERLAP_F_B", "0f0", "F0", "99999999999999999999F0", "0F0 0F1",
+                     "-1F0", "0F0.csv", "\x00", "\u0661F0", "\ufeff0F0", '"0F0"']),
+    st.text(max_size=6),
+)
+
+
+@given(st.lists(st.lists(CELLS, max_size=5), max_size=5))
+@settings(deadline=None, max_examples=200)
+def test_any_text_is_a_schedule_or_refused_by_name(rows):
+    """Whatever stands in a file: task texts of its rows, or a ValueError that names the cell."""
+    text = "\n".join(",".join(row) for row in rows) + ",\n"
+    try:
+        order = read_schedule(text)
+    except ValueError as error:
+        assert "row" in str(error) and "cell" in str(error)
+        return
+    for texts in order.values():
+        for task in texts:
+            assert re.fullmatch(r"\d+[FBIW]\d+", task, re.ASCII), task
+
+
+@given(st.binary(max_size=60))
+@settings(deadline=None, max_examples=60)
+def test_any_file_is_a_schedule_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("schedules") / "schedule.csv"
+    path.write_bytes(content)
+    try:
+        read_schedule(path)
+    except ValueError as error:
+        assert "schedule" in str(error)
