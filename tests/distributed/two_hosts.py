@@ -19,6 +19,7 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _CLONE_NEWNET = 0x40000000
 DEVICE = "line0"
 HOSTS = ("10.213.7.1", "10.213.7.2")
+HOSTS_OF_IPV6 = ("fd21:3::1", "fd21:3::2")
 
 
 def _run(*command):
@@ -28,7 +29,8 @@ def _run(*command):
 class TwoHosts:
     """Context manager. ``command(host, arguments)`` runs in host 0 or 1."""
 
-    def __init__(self, delay_ms, loss, seed):
+    def __init__(self, delay_ms, loss, seed, addresses=HOSTS):
+        self.addresses = addresses
         self.names = [f"rrfp-{os.getpid()}-{host}" for host in range(2)]
         self._line_arguments = [str(delay_ms), str(loss), str(seed)]
 
@@ -42,9 +44,10 @@ class TwoHosts:
             )
             if self._line.stdout.readline() != b"ready\n":
                 raise OSError("no TUN devices")
-            for name, address in zip(self.names, HOSTS):
+            for name, address in zip(self.names, self.addresses):
                 inside = ("ip", "netns", "exec", name, "ip")
-                _run(*inside, "addr", "add", f"{address}/24", "dev", DEVICE)
+                length = ["64", "nodad"] if ":" in address else ["24"]
+                _run(*inside, "addr", "add", f"{address}/{length[0]}", "dev", DEVICE, *length[1:])
                 _run(*inside, "link", "set", DEVICE, "up")
                 _run(*inside, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError):

@@ -1,0 +1,28 @@
+"""Two hosts that know each other by IPv6 alone.
+
+Would catch: an address without its brackets, a family that is taken for granted.
+"""
+
+import subprocess
+
+import pytest
+from test_two_hosts import finish, start
+from two_hosts import DEVICE, HOSTS_OF_IPV6, TwoHosts
+
+
+@pytest.mark.time_limit(180)
+def test_two_hosts_over_ipv6(seed):
+    """2 ranks on each, 1 ms one way."""
+    try:
+        hosts = TwoHosts(1, 0, seed, HOSTS_OF_IPV6).__enter__()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces with TUN devices and IPv6 here: {error}")
+    try:
+        said = finish([
+            start(rank, 4, HOSTS_OF_IPV6[0], 29500, GLOO_SOCKET_IFNAME=DEVICE,
+                  wrap=lambda command, host=rank // 2: hosts.command(host, command))
+            for rank in range(4)
+        ])
+    finally:
+        hosts.__exit__()
+    assert [line["rank"] for line in said] == [0, 1, 2, 3]
