@@ -34,7 +34,8 @@ class CostWatch:
         """Take in the report of a step, and warn where it is time to."""
         self._step += 1
         for rank in report.ranks:
-            if rank.overshoot_bytes:
+            counted_bytes = rank.limit_units < 0  # the first step counts microbatches
+            if rank.overshoot_bytes and counted_bytes:
                 self._warn(
                     "bytes",
                     "rank %d held %s of activations, above its limit of %s: a microbatch was "

@@ -194,8 +194,9 @@ class Scheduler:
         """Task indices, the preferred first, as the slack can finish them."""
         places = list(range(len(self._tasks)))
         if order is not None:
+            order = list(order)
             found = [self._by_name.get(t) if isinstance(t, str) else t for t in order]
-            for given, task in zip(order, found, strict=True):
+            for given, task in zip(order, found):
                 if not isinstance(task, ScheduledTask) or not self._is_mine(task):
                     raise ValueError(f"order lists {given!r}, which is no task of this scheduler.")
             places = [task.index for task in found]

@@ -57,11 +57,14 @@ def test_filling_and_draining_is_no_news(caplog):
 
 
 def test_an_overshoot_is_said_at_once(caplog):
-    over = rank_of(limit_bytes=1 << 20, peak_bytes=3 << 19, overshoot_bytes=1 << 19)
+    over = rank_of(limit_bytes=1 << 20, peak_bytes=3 << 19, overshoot_bytes=1 << 19,
+                   limit_units=-1)
     for on_gpus in (False, True):
         said = warnings_of(caplog, [over] * 30, on_gpus)
         assert len(said) == 1
         assert "held 1.50 MiB of activations, above its limit of 1.00 MiB" in said[0]
+    over.limit_units = 4  # a first step, which counted microbatches
+    assert not warnings_of(caplog, [over] * 30)
 
 
 class Sleeper(nn.Module):

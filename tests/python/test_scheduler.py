@@ -83,7 +83,9 @@ def test_names_may_be_of_tasks_that_come_later():
     scheduler.add_task(lambda: None, after=["b"], name="a")
     scheduler.add_task(lambda: None, name="b")
     assert [task.name for task in scheduler.run()] == ["b", "a"]
-    assert scheduler.run(order=["b", "a"])[0].name == "b"
+    assert scheduler.run(order=iter(["b", "a"]))[0].name == "b"
+    with pytest.raises(ValueError, match="'c', which is no task"):
+        scheduler.run(order=["b", "c"])
 
 
 def test_circles_and_other_mistakes_are_refused_before_anything_runs():
