@@ -39,11 +39,13 @@ constexpr Policy kFixedZbH1{"fixed ZB-H1", "zb-h1", 0, true};
 constexpr Policy kPolicies[] = {
     kFixed1F1B,
     {"1F1B slack 2", "1f1b", 2, false},
+    {"1F1B as a hint", "1f1b", kUnlimited, false},
     {"bf", "bf", kUnlimited, false},
     {"auto", "auto", kAutoSlack, false},
     {"auto + guard", "auto", kAutoSlack, false, true, true},
     kFixedZbH1,
     {"ZB-H1 slack 2", "zb-h1", 2, true},
+    {"ZB-H1 as a hint", "zb-h1", kUnlimited, true},
     {"bfw", "bfw", kUnlimited, true},
     {"auto split, no waiting", "auto", kAutoSlack, true, false},
     {"auto split", "auto", kAutoSlack, true},
@@ -314,7 +316,7 @@ std::string constant_table() {
 
 int main(int argc, char** argv) {
   int num_seeds = 24;
-  std::vector<Shape> shapes = {{8, 32}, {16, 64}};
+  std::vector<Shape> shapes = {{8, 32}, {16, 64}, {4, 16}};
   bool has_grid = true;
   const char* json = nullptr;
   for (int i = 1; i < argc; ++i) {

@@ -15,7 +15,7 @@ using namespace rrfp::test;
 namespace {
 
 SeedArguments arguments{20000};
-constexpr std::int64_t kMutantSeeds = 2000;
+constexpr std::int64_t kMutantSeeds = 20000;  // at most
 
 sim::WorldOptions world_of(const RandomStep& step) {
   sim::WorldOptions world;
@@ -151,7 +151,7 @@ TEST_CASE(fifo_links_do_not_reorder) {
 }
 
 TEST_CASE(checkers_find_nothing_without_a_mutant) {
-  for (std::int64_t i = 0; i < kMutantSeeds; ++i) {
+  for (std::int64_t i = 0; i < 2000; ++i) {
     const RandomStep step(seed() + i);
     const std::string wrong = judge<StepEngine>(step, step.plan());
     if (!wrong.empty()) fail(__FILE__, __LINE__, wrong + " (" + step.text() + ")");
@@ -170,7 +170,8 @@ TEST_CASE(checkers_find_every_mutant) {
   });
   find_mutant("slack plus one", [](const RandomStep& step) {
     StepOptions options = step.options();
-    if (options.slack < 0) return std::string();
+    const bool is_refused = options.hint == "order" && step.num_chunks() > 1;
+    if (options.slack < 0 || is_refused) return std::string();
     ++options.slack;
     return judge<StepEngine>(step, step.plan_with(options));
   });
