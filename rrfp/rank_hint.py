@@ -66,12 +66,23 @@ def order_by(rank, state):
         for stage in range(state.num_stages)
         for microbatch in range(state.num_microbatches)
     ]
+    depth = _depths(state)
     numbered = [
-        (_number(rank, task, state), task.microbatch, _KINDS.index(task.kind.value), task.stage)
+        (_number(rank, task, state), task.microbatch, _KINDS.index(task.kind.value),
+         depth[task.stage] if task.kind == "F" else -depth[task.stage])
         for task in tasks
     ]
     by_number = sorted(range(len(tasks)), key=numbered.__getitem__)
     return tuple(str(tasks[index]) for index in by_number)
+
+
+def _depths(state):
+    """By stage, how many edges lead to it at most: results flow from lower to higher."""
+    depth = [0] * state.num_stages
+    for _ in range(state.num_stages):  # edges may be listed against the flow
+        for source, target in state.edges:
+            depth[target] = max(depth[target], depth[source] + 1)
+    return depth
 
 
 def _number(rank, task, state):

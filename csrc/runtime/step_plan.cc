@@ -33,6 +33,22 @@ void check_permutation(const std::vector<std::int32_t>& order, std::int32_t num_
   }
 }
 
+// Whether `stage` has its input, over whatever other stages, from another stage of the rank.
+bool waits_for_rank(const StageGraph& graph, std::int32_t stage, std::int32_t rank) {
+  std::vector<bool> is_seen(graph.num_stages(), false);
+  std::vector<std::int32_t> open{stage};
+  while (!open.empty()) {
+    const std::int32_t next = open.back();
+    open.pop_back();
+    for (const std::int32_t source : graph.sources_of(next)) {
+      if (graph.rank_of(source) == rank) return true;
+      if (!is_seen[source]) open.push_back(source);
+      is_seen[source] = true;
+    }
+  }
+  return false;
+}
+
 // The microbatches in the order in which `order` runs the forwards of `stage`.
 std::vector<std::int32_t> forwards_of(const std::vector<Task>& order, std::int32_t stage) {
   std::vector<std::int32_t> microbatches;
@@ -138,7 +154,10 @@ void StepPlan::check_limits() const {
                  " ranks; give one number, or one per rank");
   for (std::size_t rank = 0; rank < options_.limits.size(); ++rank) {
     const std::int32_t least = static_cast<std::int32_t>(graph_->stages_of(rank).size());
-    RRFP_CHECK(options_.limits[rank] == 0 || options_.limits[rank] >= least,
+    // A rank that counts bytes has no units.
+    const bool counts_bytes =
+        rank < options_.limits_bytes.size() && options_.limits_bytes[rank] > 0;
+    RRFP_CHECK((counts_bytes && options_.limits[rank] == 0) || options_.limits[rank] >= least,
                "the in-flight limit of " + rank_text(rank) + " is " +
                    std::to_string(options_.limits[rank]) + ", but its " + std::to_string(least) +
                    (least == 1 ? " stage needs" : " stages need") + " at least " +
@@ -187,24 +206,36 @@ StepPlan::Orders StepPlan::users_order() const {
 
 void StepPlan::check_users_order(const Orders& orders) const {
   const std::string circle = circle_of_waits(*graph_, orders);
-  const std::string slack = "slack " + std::to_string(options_.slack);
-  RRFP_CHECK(circle.empty(), "the order can never finish with " + slack +
+  RRFP_CHECK(circle.empty(), "the order can never finish with slack " +
+                                 std::to_string(options_.slack) +
                                  ", because tasks wait for one another in a circle: " + circle +
                                  ". Move one of them, or use unlimited slack");
   if (options_.slack == 0) return;
-  RRFP_CHECK(graph_->max_stages_per_rank() == 1,
-             slack + " with several stages on one rank is not supported yet; use 0 or unlimited");
-  for (std::int32_t stage = 1; stage < graph_->num_stages(); ++stage) {
-    const auto forwards = forwards_of(orders[graph_->rank_of(stage)], stage);
-    const auto [here, there] = std::mismatch(forwards.begin(), forwards.end(),
-                                             options_.microbatch_order.begin());
-    if (here == forwards.end()) continue;
-    throw UserError("the order runs the forwards of stage " + std::to_string(stage) +
-                    " in another order of microbatches than those of stage 0 (" +
-                    std::to_string(*here) + " where stage 0 has " + std::to_string(*there) +
-                    "); with " + slack +
-                    " such ranks could wait for one another for ever. Use slack 0 or unlimited, "
-                    "or the same order of forwards on every rank");
+  for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
+    check_first_forwards(rank, orders[rank]);
+  }
+}
+
+// Bounded slack must never bar the earliest unfinished microbatch: before its first forward on a
+// rank there may stand forwards of earlier microbatches alone (docs/admission.md).
+void StepPlan::check_first_forwards(std::int32_t rank, const std::vector<Task>& order) const {
+  std::vector<std::int32_t> place(options_.num_microbatches);
+  for (std::int32_t at = 0; at < options_.num_microbatches; ++at) {
+    place[options_.microbatch_order[at]] = at;
+  }
+  Task latest{-1, TaskKind::kForward, -1};
+  for (const Task& task : order) {
+    if (task.kind != TaskKind::kForward) continue;
+    const bool is_first = !waits_for_rank(*graph_, task.stage, rank);
+    RRFP_CHECK(!is_first || latest.stage < 0 || place[latest.microbatch] <= place[task.microbatch],
+               "the order runs " + to_text(latest) + " before " + to_text(task) + " on " +
+                   rank_text(rank) + ", but stage 0 has microbatch " +
+                   std::to_string(task.microbatch) + " before microbatch " +
+                   std::to_string(latest.microbatch) + "; with slack " +
+                   std::to_string(options_.slack) +
+                   " such ranks could wait for one another for ever. Use slack 0 or unlimited, or "
+                   "begin microbatches in the same order on every rank");
+    if (latest.stage < 0 || place[latest.microbatch] < place[task.microbatch]) latest = task;
   }
 }
 

@@ -43,8 +43,8 @@ struct StepOptions {
 //              rank, else default_limit_units(). A limit in bytes counts for the policy as the
 //              units of mean size that fit into it.
 // Never stuck  docs/admission.md proves that a step ends whatever the messages do, for orders
-//              whose forwards follow one microbatch order on every rank. A user's order with
-//              bounded slack must do so; with slack 0 it is run through once here instead.
+//              that begin microbatches alike on every rank. A user's order with bounded slack
+//              must do so; with slack 0 it is run through once here instead.
 // Cost         one pass over all tasks; a rule's positions cost one simulated step.
 class StepPlan {
  public:
@@ -93,6 +93,7 @@ class StepPlan {
   void plan_named_hint();
   Orders users_order() const;
   void check_users_order(const Orders& orders) const;
+  void check_first_forwards(std::int32_t rank, const std::vector<Task>& order) const;
   void check_weight_order(const Orders& orders) const;
   Orders positions_of_rule(HintRule rule, const Orders& ties) const;
   void set_orders(HintRule rule, const Orders& orders);

@@ -86,7 +86,7 @@ BAD = {
     ),
     "order of forwards that differs, slack bounded": Bad(
         {"hint": order(lambda t: t.insert(0, t.pop(t.index("0F2")))), "slack": 1},
-        ["stage 1", "slack 1"],
+        ["1F2", "slack 1"],
     ),
     "order with another microbatch order": Bad(
         {"hint": order(), "microbatch_order": "mid"}, ["microbatch_order", "given"]

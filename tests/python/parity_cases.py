@@ -1,10 +1,10 @@
 """The cases of the parity suite: a seeded pairwise cover over everything a user can turn."""
 
-import itertools
 import random
 from dataclasses import asdict, dataclass
 
 import parity_model as model
+from pairwise import rows_of_cover
 
 FACTORS = {
     "mode": ["threads", "processes"],
@@ -131,36 +131,10 @@ def is_allowed(first, second):
     return True
 
 
-def is_valid(row):
-    return all(is_allowed(a, b) for a, b in itertools.combinations(row.items(), 2))
-
-
-def pairwise_cover(seed, at_least, candidates=24):
+def pairwise_cover(seed, at_least):
     """At least that many cases, in which every allowed pair of values occurs."""
-    rng = random.Random(seed)
-    uncovered = set()
-    for (name, values), (other, others) in itertools.combinations(FACTORS.items(), 2):
-        for pair in itertools.product(values, others):
-            if is_allowed((name, pair[0]), (other, pair[1])):
-                uncovered.add(((name, pair[0]), (other, pair[1])))
-    cases = []
-    while uncovered or len(cases) < at_least:
-        best, best_pairs = None, set()
-        for _ in range(candidates):
-            row = {name: rng.choice(values) for name, values in FACTORS.items()}
-            if uncovered and rng.random() < 0.7:
-                row.update(rng.choice(sorted(uncovered, key=repr)) if len(uncovered) < 60 else ())
-            if not is_valid(row):
-                continue
-            pairs = set(itertools.combinations(row.items(), 2)) & uncovered
-            if best is None or len(pairs) > len(best_pairs):
-                best, best_pairs = row, pairs
-            if not uncovered:
-                break
-        if best is not None:
-            uncovered -= best_pairs
-            cases.append(Case(seed=rng.randrange(10**6), **best))
-    return cases
+    rows = rows_of_cover(FACTORS, is_allowed, seed, at_least)
+    return [Case(seed=row_seed, **row) for row_seed, row in rows]
 
 
 def sizes_text(cases):

@@ -5,12 +5,12 @@ Would catch: a gradient lost, added twice or given to the wrong microbatch; loss
 of execution; a scale applied twice; an inference forward; a limit overstepped; a deadlock.
 """
 
-import itertools
 import os
 
 import parity_cases
 import parity_run
 import pytest
+from pairwise import all_pairs, pairs_of
 from parity_group import WorkerGroup, worker_group
 
 SEED = int(os.environ.get("RRFP_SEED", "20260518"))
@@ -60,14 +60,9 @@ def test_cover_is_pairwise(capsys):
     """The suite says what it ran, and no pair of settings is missing from it."""
     with capsys.disabled():
         print(f"\nparity: seed {SEED}, {parity_cases.sizes_text(CASES)}")
-    rows = [vars(case) for case in CASES]
-    missing = []
-    for (name, values), (other, others) in itertools.combinations(parity_cases.FACTORS.items(), 2):
-        seen = {(row[name], row[other]) for row in rows}
-        for pair in itertools.product(values, others):
-            if parity_cases.is_allowed((name, pair[0]), (other, pair[1])) and pair not in seen:
-                missing.append((name, pair[0], other, pair[1]))
-    assert not missing
+    seen = set().union(*(pairs_of({n: vars(case)[n] for n in parity_cases.FACTORS})
+                         for case in CASES))
+    assert not all_pairs(parity_cases.FACTORS, parity_cases.is_allowed) - seen
     assert len(CASES) >= 300
 
 

@@ -283,11 +283,18 @@ TEST_CASE(a_circle_between_ranks_is_named) {
       "in a circle: 0B0 waits for 1B0");
 }
 
-TEST_CASE(bounded_slack_wants_one_order_of_forwards) {
-  const std::string fine = "0F1 1F1 0F0 1B1 1F0 0B1 1B0 0B0";
-  StepPlan(chain(2), own_order(fine, 2, 1));
+TEST_CASE(bounded_slack_wants_microbatches_begun_alike) {
+  StepPlan(chain(2), own_order("0F1 1F1 0F0 1B1 1F0 0B1 1B0 0B0", 2, 1));
   CHECK_THROWS_WITH(StepPlan(chain(2), own_order("0F0 0F1 1F1 1B1 1F0 1B0 0B1 0B0", 2, 3)),
-                    "stage 1 in another order of microbatches than those of stage 0");
+                    "1F1 before 1F0 on rank 1, but stage 0 has microbatch 0 before microbatch 1");
+  const std::vector<std::int32_t> sinks;
+  const auto chunks = std::make_shared<StageGraph>(
+      1, std::vector<std::int32_t>{0, 0}, Edges{{0, 1}}, sinks);
+  StepPlan(chunks, own_order("0F0 0F1 1F1 1F0 1B0 1B1 0B0 0B1", 2, 1));
+  const auto sources = std::make_shared<StageGraph>(
+      1, std::vector<std::int32_t>{0, 0, 0}, Edges{{0, 2}, {1, 2}}, sinks);
+  const char* turned = "0F0 0F1 1F1 1F0 2F0 2F1 2B0 2B1 0B0 0B1 1B0 1B1";
+  CHECK_THROWS_WITH(StepPlan(sources, own_order(turned, 2, 1)), "0F1 before 1F0 on rank 0");
 }
 
 int main(int argc, char** argv) { return rrfp::test::run(argc, argv); }
