@@ -1,12 +1,15 @@
 """rrfp.simulate: its examples, its table, and steps that can be worked out by hand."""
 
 import doctest
+import random
 from pathlib import Path
 
 import pytest
 
 import rrfp
 import rrfp.simulation
+from rrfp import _C
+from rrfp.layout import make_layout
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/concepts.md"
 
@@ -37,3 +40,17 @@ def test_the_table_of_a_step_without_a_limit():
     step = rrfp.simulate(lambda kind, stage, m: 1.0, num_stages=2, num_microbatches=2,
                          forward_only=True)
     assert "of none" in str(step)
+
+
+def test_what_a_step_has_learnt_changes_the_next():
+    plan = _C.StepPlan(make_layout(4, None, "loop").graph, 12, [], "auto", [], _C.AUTO_SLACK,
+                       [4] * 4, False, split_backward=True)
+    rng = random.Random(5)
+    durations = [round(1e6 * rng.lognormvariate(0, 0.5)) for _ in range(3 * 4 * 12)]
+    latencies = [50_000] * len(durations)
+    times = _C.LearntTimes(4, 1)
+    first, second = (_C.simulate(plan, durations, latencies, False, times) for _ in range(2))
+    assert first.ranks == _C.simulate(plan, durations, latencies, False).ranks
+    assert first.ranks != second.ranks
+    with pytest.raises(ValueError, match="one entry per rank"):
+        _C.simulate(plan, durations, latencies, False, _C.LearntTimes(3, 1))

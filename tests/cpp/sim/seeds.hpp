@@ -32,7 +32,9 @@ inline int run_with(SeedArguments& arguments, int argc, char** argv) {
   if (const char* text = std::getenv("RRFP_SEEDS")) arguments.num_seeds = std::atoll(text);
   const bool has_number = argc > 1 && std::atoll(argv[1]) > 0;
   if (has_number) arguments.num_seeds = std::atoll(argv[1]);
-  if (has_number && argc > 3) arguments.caps = {std::atoi(argv[2]), std::atoi(argv[3])};
+  if (has_number && argc > 3) {
+    arguments.caps = {std::max(1, std::atoi(argv[2])), std::max(1, std::atoi(argv[3]))};
+  }
   return run(has_number ? 1 : argc, argv);
 }
 
