@@ -137,7 +137,9 @@ def measure_rank(rank, arguments, path):
     meetings = Meetings(path, (arguments.rounds + 1) * len(VARIANTS))
     stage = MeetingStage(index, member, meetings)
     pipelines = {
-        agrees: rrfp.Pipeline({index: stage}, group=mesh, agreement_group="auto" if agrees else None)
+        agrees: rrfp.Pipeline(
+            {index: stage}, group=mesh, agreement_group="auto" if agrees else None
+        )
         for agrees in (True, False)
     }
     inputs = [(torch.full((2, 8), float(m)), m) for m in range(NUM_MICROBATCHES)]

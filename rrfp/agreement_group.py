@@ -16,7 +16,9 @@ import torch
 
 from rrfp import _C
 from rrfp.errors import RankTimeoutError
+from rrfp.group_claims import GroupClaims
 from rrfp.rendezvous import Rendezvous, membership
+from rrfp.stage_meetings import NO_MEETINGS
 
 # Dimensions of a DeviceMesh whose ranks meet inside a stage.
 _INNER_DIMENSIONS = ("tp", "cp", "ep")
@@ -47,18 +49,18 @@ def _of_mesh(mesh, names):
 
 
 def resolve_groups(group, agreement_group):
-    """(pipeline group, agreement group or None) as process groups.
+    """(pipeline group, agreement group or None), as process groups.
 
     ``group`` may be a DeviceMesh with a dimension ``"pp"``; then ``agreement_group`` may be
     ``"auto"``: the dimensions tp, cp and ep that the mesh has. An agreement group of one rank is
-    none.
+    none. NO_MEETINGS comes back as it is.
 
     Raises:
         TypeError, ValueError: Neither a group, a mesh nor ``"auto"``, or not enough to go by.
     """
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
-        if agreement_group is not None:
+        if agreement_group not in (None, NO_MEETINGS):
             raise ValueError(
                 "agreement_group is given, but torch.distributed is not initialised; its members "
                 "are processes."
@@ -73,11 +75,11 @@ def resolve_groups(group, agreement_group):
                 "the ranks of a pipeline."
             )
         group = _of_mesh(mesh, (_PIPELINE_DIMENSION,))
-    if isinstance(agreement_group, str):
+    if isinstance(agreement_group, str) and agreement_group != NO_MEETINGS:
         if agreement_group != "auto":
             raise ValueError(
                 f"agreement_group is {agreement_group!r}; pass a process group, a DeviceMesh, "
-                "'auto' or None."
+                f"'auto', '{NO_MEETINGS}' or None."
             )
         if mesh is None:
             raise ValueError(
@@ -88,13 +90,14 @@ def resolve_groups(group, agreement_group):
         agreement_group = _of_mesh(mesh, inner) if inner else None
     elif _is_mesh(agreement_group):
         agreement_group = agreement_group.get_group()
-    elif agreement_group is not None and not isinstance(agreement_group, dist.ProcessGroup):
+    elif not (agreement_group in (None, NO_MEETINGS)
+              or isinstance(agreement_group, dist.ProcessGroup)):
         raise TypeError(
             f"agreement_group is a {type(agreement_group).__name__}; pass a process group, a "
             "DeviceMesh, 'auto' or None."
         )
-    if agreement_group is None:
-        return group, None
+    if agreement_group in (None, NO_MEETINGS):
+        return group, agreement_group
     if dist.get_rank(agreement_group) < 0:
         raise ValueError("this process is not a member of agreement_group.")
     if dist.get_world_size(agreement_group) == 1:
@@ -109,31 +112,78 @@ class GroupSetUp:
         self._pipeline = pipeline  # this rank's Membership in its pipeline
         self.member = membership(group)
         self._meeting = Rendezvous(self.member, timeout_s)
+        with self._meeting.store_reachable():
+            self._claims = GroupClaims(self.member, self._meeting.corner)
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
-        self._meeting.publish("card", {"error": str(error)})
+        self._refuse(error)
+        with self._meeting.store_reachable():
+            self._claims.end(has_failed=True)
+
+    def _refuse(self, error):
+        with self._meeting.store_reachable():
+            # Looked up first: whoever has heard of this may try again with another group.
+            others = self._claims.others()
+            self._meeting.publish("card", {"error": str(error)})
+            for claim in others:
+                self._claims.refuse(claim, str(error))
+
+    def _check_claims(self):
+        """Two groups that name one rank cannot both be formed."""
+        claim = self._claims.rival()
+        if claim is None:
+            return
+        own = self.member.ranks[self.member.rank]
+        raise ValueError(
+            f"the ranks disagree on agreement_group: global rank {claim['rank']} gives "
+            f"{list(claim['ranks'])}, global rank {own} gives {list(self.member.ranks)}. Every "
+            "member must give the same ranks."
+        )
 
     def form(self, stages):
         """The shared memory of the group, ready for ``_C.connect``.
 
         Raises:
-            ValueError: The same on every member: they do not fit, or share no memory.
+            ValueError: The same on every member: they do not fit, or share no memory. Also ranks
+                that name different groups.
             RankTimeoutError: A member did not come.
         """
+        has_failed = True
+        try:
+            cards = self._exchange_cards(stages)
+            self._check(cards)
+            segment = self._share_memory()
+            has_failed = False
+        finally:
+            with self._meeting.store_reachable():
+                self._claims.end(has_failed)
+        return segment
+
+    def _exchange_cards(self, stages):
+        card = {
+            "error": None,
+            "pipeline": self._pipeline.ranks,
+            "rank": self._pipeline.rank,
+            "stages": list(stages),
+            "boot_id": _boot_id(),
+            "version": _C.build_info()["version"],
+        }
+        try:
+            cards = self._meeting.share("card", card, self._check_claims)
+            for rank, other in zip(self.member.ranks, cards):
+                if other["error"] is not None:
+                    raise ValueError(
+                        f"global rank {rank}, a member of this rank's agreement group: "
+                        f"{other['error']}"
+                    )
+        except ValueError as error:
+            self._refuse(error)
+            raise
+        return cards
+
+    def _share_memory(self):
         member, meeting = self.member, self._meeting
-        cards = meeting.share(
-            "card",
-            {
-                "error": None,
-                "pipeline": self._pipeline.ranks,
-                "rank": self._pipeline.rank,
-                "stages": list(stages),
-                "boot_id": _boot_id(),
-                "version": _C.build_info()["version"],
-            },
-        )
-        self._check(cards)
         segment, refusal = self._map_memory()
         token = secrets.randbits(64)
         if segment is not None:
@@ -157,12 +207,6 @@ class GroupSetUp:
 
     def _check(self, cards):
         ranks = self.member.ranks
-        for member, card in enumerate(cards):
-            if card["error"] is not None:
-                raise ValueError(
-                    f"global rank {ranks[member]}, a member of this rank's agreement group: "
-                    f"{card['error']}"
-                )
         for member, card in enumerate(cards):
             for name, what in (
                 ("boot_id", "hosts"),

@@ -239,6 +239,7 @@ def run_pipeline(
         agreement_group: Ranks of other pipelines that hold the same stages and meet this one in
             collectives inside a task (tensor parallelism), so must run one order of tasks: a
             process group on one host, or ``"auto"``: tp, cp and ep of the mesh given as group.
+            ``"none"``: what looks like it in a stage (a DTensor) runs none inside a task.
         transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
             between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
         lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while

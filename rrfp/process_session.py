@@ -26,6 +26,7 @@ from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.report import of_loss_stages, step_result
 from rrfp.session import Session
 from rrfp.settings import SETTINGS
+from rrfp.stage_meetings import NO_MEETINGS, check_meetings
 from rrfp.step_guard import rows
 from rrfp.tied import check_holders, describe_holders, mark_copies, normalise_tied
 from rrfp.tied_exchange import TiedExchange
@@ -51,7 +52,8 @@ def open_process_session(
     member = membership(group)
     rendezvous = Rendezvous(member, set_up_timeout_s)
     agreement = None
-    if agreement_group is not None:
+    says_none = agreement_group == NO_MEETINGS
+    if agreement_group is not None and not says_none:
         agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
     listener = None
     card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
@@ -69,6 +71,8 @@ def open_process_session(
             )
         modules = stage_table(stages, default_stage=member.rank)
         check_modules(modules)
+        if not says_none:
+            check_meetings(modules, member.ranks, agreement.member.ranks if agreement else ())
         card["stages"] = list(modules)
         devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
         card["devices"] = {s: d and str(d) for s, d in devices.items()}

@@ -65,12 +65,13 @@ class Rendezvous:
         self._end = time.monotonic() + timeout_s
         store = torch.distributed.distributed_c10d._get_default_store()
         corner = f"rrfp/{','.join(map(str, member.ranks))}"
-        with self._store_reachable():
+        with self.store_reachable():
             # Counted in the store and not here: a process that takes a dead one's place has not
             # seen the set-ups before it.
             generation = store.add(f"{corner}/set-ups of rank {member.rank}", 1)
         self._num_exchanges = 0
-        self._store = torch.distributed.PrefixStore(f"{corner}/{generation}", store)
+        self.corner = f"{corner}/{generation}"
+        self._store = torch.distributed.PrefixStore(self.corner, store)
 
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.
@@ -87,7 +88,7 @@ class Rendezvous:
         }
         prefix = f"{self._num_exchanges}/rank"
         self._num_exchanges += 1
-        with self._store_reachable():
+        with self.store_reachable():
             if member.rank == 0 and self._num_exchanges == 1:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
                 self._store.set("token", token)
@@ -96,29 +97,34 @@ class Rendezvous:
 
     def publish(self, name, value):
         """Say something under a name, once per attempt, without waiting for anybody."""
-        with self._store_reachable():
+        with self.store_reachable():
             self._store.set(f"{name}/{self.member.rank}", pickle.dumps(value))
 
-    def share(self, name, value):
+    def share(self, name, value, watch=None):
         """As ``publish``; what every rank has said under the name, by rank.
+
+        ``watch`` is called while this rank waits for another, and may raise.
 
         Raises:
             RankTimeoutError: A rank said nothing in time.
         """
         self.publish(name, value)
-        with self._store_reachable():
-            return [self._get(f"{name}/{rank}", rank) for rank in range(self.member.num_ranks)]
+        with self.store_reachable():
+            return [
+                self._get(f"{name}/{rank}", rank, watch) for rank in range(self.member.num_ranks)
+            ]
 
     def token(self):
         """(run token, run number) drawn by rank 0."""
-        with self._store_reachable():
+        with self.store_reachable():
             return self._get("token", 0)
 
     def time_left_ms(self):
         return max(1, int(1000 * (self._end - time.monotonic())))
 
     @contextlib.contextmanager
-    def _store_reachable(self):
+    def store_reachable(self):
+        """Turns the loss of the store, inside, into PeerLostError."""
         try:
             yield
         except torch.distributed.DistError as error:
@@ -128,7 +134,7 @@ class Rendezvous:
                 "global rank 0, is gone; start the job again."
             ) from error
 
-    def _get(self, key, rank):
+    def _get(self, key, rank, watch=None):
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
         while not self._store.check([key]):
             if time.monotonic() >= self._end:
@@ -138,6 +144,8 @@ class Rendezvous:
                     "Check that it runs and calls rrfp as often as the others.",
                     rank=rank,
                 )
+            if watch is not None:
+                watch()
             time.sleep(_POLL_S)
         return pickle.loads(self._store.get(key))
 

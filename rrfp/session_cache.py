@@ -21,6 +21,7 @@ from rrfp.layout import (
 )
 from rrfp.process_session import open_process_session
 from rrfp.session import LocalSession, check_not_forked
+from rrfp.stage_meetings import NO_MEETINGS, check_meetings
 from rrfp.tied import check_holders, describe_holders, mark_copies
 
 logger = logging.getLogger("rrfp")
@@ -75,7 +76,7 @@ def open_session(
             stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group
         )
     _check_launch(stages)
-    if agreement_group is not None:
+    if agreement_group not in (None, NO_MEETINGS):
         raise ValueError(
             "agreement_group is given, but all stages are in this process, where two members "
             "would share one device and their collectives wait for each other. Run one process "
@@ -93,6 +94,8 @@ def open_session(
     check_stages_complete([list(modules)])
     layout = make_layout(len(modules), num_ranks, **shape)
     check_modules(modules)
+    if agreement_group is None:
+        check_meetings(modules, (), (), in_one_process=True)
     devices = place_on_gpus(layout, {s: stage_device(s, m) for s, m in modules.items()})
     check_holders(layout.tied, describe_holders(layout.tied, modules), layout.num_stages)
     mark_copies(layout.tied, modules)

@@ -86,12 +86,23 @@ def run_bad_set_up(rank, num_ranks, case):
         "no mesh": {"group": mesh["pp"].get_group(), "agreement_group": "auto"},
         "not one": {"group": mesh, "agreement_group": 3},
         "some without": {"group": mesh, "agreement_group": "auto" if stage else None},
+        "one is wrong": {"group": mesh, "agreement_group": crosswise[0] if rank == 0 else "auto"},
+        "one is wrong, last": {
+            "group": mesh, "agreement_group": crosswise[1] if rank == 2 else "auto"
+        },
+        "one is larger": {
+            "group": mesh, "agreement_group": dist.group.WORLD if rank == 1 else "auto"
+        },
     }[case]
     try:
-        rrfp.Pipeline({stage: torch.nn.Linear(1, 1)}, set_up_timeout_s=20.0, **arguments)
+        # Waiting this long would end the test.
+        rrfp.Pipeline({stage: torch.nn.Linear(1, 1)}, set_up_timeout_s=600.0, **arguments)
     except (TypeError, ValueError) as error:
-        return str(error)
-    return None
+        text = str(error)
+    else:
+        return None
+    rrfp.Pipeline({stage: torch.nn.Linear(1, 1)}, group=mesh, agreement_group="auto").close()
+    return text
 
 
 @pytest.mark.time_limit(120)
@@ -103,11 +114,65 @@ def run_bad_set_up(rank, num_ranks, case):
         ("no mesh", "reads a DeviceMesh"),
         ("not one", "agreement_group is a int"),
         ("some without", "agreement groups"),
+        ("one is wrong", "the ranks disagree on agreement_group"),
+        ("one is wrong, last", "the ranks disagree on agreement_group"),
+        ("one is larger", "agreement"),
     ],
 )
 def test_groups_that_cannot_be_are_refused_by_name(case, words):
     texts = worker_group(NUM_RANKS).values(run_bad_set_up, case)
     assert all(text is not None and words in text for text in texts), texts
+
+
+class Holding(torch.nn.Linear):
+    def __init__(self, group):
+        super().__init__(1, 1)
+        self.group = group
+
+
+def sharded_stage(mesh, what):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    if what == "dtensor":
+        return parallelize_module(torch.nn.Linear(2, 2), mesh["tp"], ColwiseParallel())
+    if what == "fsdp":
+        return torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh["tp"])
+    return Holding(mesh["tp"].get_group() if what == "group" else mesh["pp"].get_group())
+
+
+def run_without_a_group(rank, num_ranks, what):
+    """What a pipeline says whose second stage meets others in its tasks, and none whose says no."""
+    mesh = mesh_of()
+    stage = mesh["pp"].get_local_rank()
+    module = sharded_stage(mesh, what) if stage == 1 else torch.nn.Linear(2, 2)
+    texts = []
+    for agreement_group in (None, mesh["tp"].get_group(), "none"):
+        try:
+            rrfp.Pipeline({stage: module}, group=mesh, agreement_group=agreement_group).close()
+            texts.append(None)
+        except ValueError as error:
+            texts.append(str(error))
+    try:
+        rrfp.Pipeline([module, torch.nn.Linear(2, 2)]).close()
+        texts.append(None)
+    except ValueError as error:
+        texts.append(str(error))
+    return stage, texts
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("what", ["dtensor", "fsdp", "group", "own pipeline's group"])
+def test_stages_that_meet_others_without_a_group_are_refused(what):
+    for stage, texts in worker_group(NUM_RANKS).values(run_without_a_group, what):
+        alone, agreed, says_none, in_one_process = texts
+        assert agreed is None and says_none is None
+        if what == "own pipeline's group":
+            assert alone is None
+            continue
+        assert "stage 1 meets other ranks in collectives" in alone
+        assert 'pass them as agreement_group ("auto" with a DeviceMesh' in alone
+        if stage == 1:
+            assert "run one process per rank" in in_one_process
 
 
 def test_one_process_is_refused():
