@@ -3,7 +3,9 @@
 // inside it, so members that run different tasks wait for each other for ever.
 //
 // Messages of the pipelines come at seeded moments of their own, one member may be late always,
-// and a member thinks for a while between its look and its proposal.
+// and a member thinks for a while between its look and its proposal. The words hold what an
+// earlier step has left. In every fourth step a process dies at some moment: what is left of the
+// step then waits for it, but nobody may have run another order.
 #pragma once
 
 #include <algorithm>
@@ -56,6 +58,7 @@ class ThinkingMember : public StepAgreement {
 
 struct AgreementOutcome {
   bool finished = false;
+  bool has_death = false;
   std::string wrong;                                // the first thing that is, in words
   std::vector<std::vector<std::vector<Task>>> ran;  // by member and rank
 };
@@ -73,6 +76,9 @@ class AgreementWorld {
     for (std::int32_t rank = 0; rank < step.num_ranks(); ++rank) {
       const std::int32_t num_tasks = plan_->table(rank).num_tasks();
       words_.push_back(std::make_unique<std::vector<std::atomic<AgreementWord>>>(3 * num_tasks));
+      for (std::int32_t w = 0; w < 3 * num_tasks; ++w) {
+        (*words_.back())[w] = AgreementSteps<std::atomic>::make(kStep - 2, 1 + w % num_tasks);
+      }
       inside_.emplace_back(num_tasks, 0);
     }
     for (std::int32_t m = 0; m < num_members; ++m) {
@@ -84,6 +90,11 @@ class AgreementWorld {
   AgreementOutcome run() {
     for (std::int32_t m = 0; m < num_members_; ++m) {
       for (std::int32_t rank = 0; rank < step_.num_ranks(); ++rank) look_later(m, rank, 0);
+    }
+    if (pick(4) == 0) {
+      outcome_.has_death = true;
+      const std::size_t dying = at(pick(num_members_), pick(step_.num_ranks()));
+      push(pick(kLongestLife_ns), [this, dying](std::int64_t) { is_dead_[dying] = true; });
     }
     while (!events_.empty() && outcome_.wrong.empty()) {
       const Event event = events_.top();
@@ -118,6 +129,7 @@ class AgreementWorld {
         plan_, rank, nullptr,
         std::make_unique<Member>(arrays, num_tasks, m, num_members_, kStep)));
     is_busy_.push_back(false);
+    is_dead_.push_back(false);
   }
 
   std::size_t at(std::int32_t m, std::int32_t rank) const {
@@ -138,7 +150,7 @@ class AgreementWorld {
   }
 
   void look(std::int32_t m, std::int32_t rank, std::int64_t now_ns) {
-    if (is_busy_[at(m, rank)]) return;
+    if (is_busy_[at(m, rank)] || is_dead_[at(m, rank)]) return;
     const Choice choice = engines_[at(m, rank)]->claim(now_ns);
     if (choice.local >= 0) {
       start(m, rank, choice.local, now_ns);
@@ -164,6 +176,7 @@ class AgreementWorld {
   }
 
   void retire(std::int32_t m, std::int32_t rank, std::int32_t local, std::int64_t now_ns) {
+    if (is_dead_[at(m, rank)]) return;
     const Task task = plan_->table(rank).task(local);
     is_busy_[at(m, rank)] = false;
     engines_[at(m, rank)]->retire(local, now_ns);
@@ -172,6 +185,7 @@ class AgreementWorld {
       if (is_skewed_) lag_ns += pick(2000) + (m == late_member_ ? 3000 : 0);
       const std::int32_t target_rank = plan_->graph().rank_of(stage);
       push(now_ns + lag_ns, [=, this](std::int64_t at_ns) {
+        if (is_dead_[at(m, target_rank)]) return;
         engines_[at(m, target_rank)]->deliver({stage, task.kind, task.microbatch}, task.stage,
                                               nullptr, at_ns);
         look_everywhere(target_rank, at_ns);
@@ -181,6 +195,7 @@ class AgreementWorld {
   }
 
   static constexpr std::uint32_t kStep = 7;
+  static constexpr std::int64_t kLongestLife_ns = 300000;  // some steps are over by then
   const RandomStep& step_;
   const std::int32_t num_members_;
   std::mt19937_64 random_;
@@ -190,22 +205,30 @@ class AgreementWorld {
   std::vector<std::unique_ptr<std::vector<std::atomic<AgreementWord>>>> words_;  // by rank
   std::vector<std::unique_ptr<StepEngine>> engines_;                             // by member, rank
   std::vector<bool> is_busy_;                                                    // the same
+  std::vector<bool> is_dead_;                                                    // the same
   std::vector<std::vector<std::int32_t>> inside_;  // by rank and local: members that began it
   std::priority_queue<Event> events_;
   std::int64_t num_events_ = 0;
   AgreementOutcome outcome_;
 };
 
-// Empty: every member ran every task, all of a group in one order, within the limits.
+// Empty: every member ran every task, all of a group in one order, within the limits; after a
+// death, each as much of one order as it came to.
 inline std::string verdict(const RandomStep& step, const AgreementOutcome& outcome) {
   if (!outcome.wrong.empty()) return outcome.wrong;
-  if (!outcome.finished) return "the step did not finish";
+  if (!outcome.finished && !outcome.has_death) return "the step did not finish";
   for (std::int32_t rank = 0; rank < step.num_ranks(); ++rank) {
+    const std::vector<Task>* longest = &outcome.ran[0][rank];
     for (const auto& ran : outcome.ran) {
-      if (ran[rank] != outcome.ran[0][rank]) return "two members ran different orders";
+      if (ran[rank].size() > longest->size()) longest = &ran[rank];
+    }
+    for (const auto& ran : outcome.ran) {
+      if (!std::equal(ran[rank].begin(), ran[rank].end(), longest->begin())) {
+        return "two members ran different orders";
+      }
     }
     std::vector<int> times(step.num_tasks(), 0);
-    for (const Task& task : outcome.ran[0][rank]) {
+    for (const Task& task : *longest) {
       if (++times[step.index(task)] > 1) return to_text(task) + " ran twice";
     }
   }
