@@ -6,26 +6,20 @@ inside every task, so any disagreement is a hang, which the watchdog turns into 
 
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-
-import rrfp
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
 from parity_group import worker_group  # noqa: E402
+from skewed_members import mesh_of, run_skewed, run_stopped  # noqa: E402
 
 NUM_RANKS = 4
-_mesh = None
 
 
 def load_example():
@@ -36,16 +30,9 @@ def load_example():
     return module
 
 
-def mesh_of():
-    global _mesh
-    if _mesh is None:
-        _mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-    return _mesh
-
-
 def run_mode(rank, num_ranks, mode, options):
     """(largest error, order, gradients as bytes) of one step."""
-    example, mesh = load_example(), mesh_of()
+    example, mesh = load_example(), mesh_of(num_ranks)
     result, module = example.run_step(mesh, mode, **options)
     own = example.own_share(
         example.reference_gradients(2)[mesh["pp"].get_local_rank()],
@@ -116,108 +103,45 @@ def test_deterministic_steps_have_the_same_bits_however_messages_come():
     assert [bits for _, _, bits in free] == [bits for _, _, bits in fixed]
 
 
-class Skewed(torch.nn.Module):
-    """A stage with an all-reduce inside F and B, and seeded delays of this member's own."""
-
-    def __init__(self, group, seed, late_s):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-        self.group, self.random, self.late_s = group, random.Random(seed), late_s
-
-    def forward(self, value):
-        time.sleep(self.random.random() * self.late_s)
-        return Meet.apply(value * self.weight, self)
-
-
-class Meet(torch.autograd.Function):
-    """Sums over the group both ways; the members must be in the same task."""
-
-    @staticmethod
-    def forward(context, value, stage):
-        context.stage = stage
-        total = value.clone()
-        dist.all_reduce(total, group=stage.group)
-        return total / 2
-
-    @staticmethod
-    def backward(context, gradient):
-        stage = context.stage
-        time.sleep(stage.random.random() * stage.late_s)
-        total = gradient.clone()
-        dist.all_reduce(total, group=stage.group)
-        return total / 2, None
-
-
-def run_skewed(rank, num_ranks, seed, num_steps, late_s):
-    """The order of each step, with member 1 late always; microbatches have values of their own."""
-    mesh = mesh_of()
-    stage, member = mesh["pp"].get_local_rank(), mesh["tp"].get_local_rank()
-    module = Skewed(mesh["tp"].get_group(), seed * 10 + rank, late_s * (1 + 2 * member))
-    draws = random.Random(seed)
-    orders = []
-    pipeline = rrfp.Pipeline({stage: module}, group=mesh, agreement_group="auto")
-    with pipeline:
-        for _ in range(num_steps):
-            num_microbatches = draws.randint(1, 6)
-            hint = draws.choice(["auto", "bf", "1f1b", "fb", "b-priority", "f-priority", "bfw"])
-            limit = draws.choice([None, 2, 3, "1f1b+2"])
-            values = [torch.tensor([float(m + 1)]) for m in range(num_microbatches)]
-            module.weight.grad = None
-            result = pipeline.step(
-                values if stage == 0 else None,
-                [None] * num_microbatches if stage == 1 else None,
-                (lambda out, _: out.sum()) if stage == 1 else None,
-                hint=hint, max_in_flight=limit,
-            )
-            # Every all-reduce mixed values of one microbatch, or the mean is off.
-            want = sum(range(1, num_microbatches + 1)) / num_microbatches
-            assert abs(module.weight.grad.item() - want) < 1e-5, (module.weight.grad, want)
-            orders.append(result.report.ranks[0].order)
-    return orders
-
-
-def check_skewed(seed, num_steps, late_s, timeout_s=60.0):
+def check_skewed(num_ranks, seed, *arguments, timeout_s=60.0):
     print(f"RRFP_SEED {seed}")
-    answers = worker_group(NUM_RANKS).values(
-        run_skewed, seed, num_steps, late_s, timeout_s=timeout_s
-    )
-    assert answers[0] == answers[1] and answers[2] == answers[3]
+    answers = worker_group(num_ranks).values(run_skewed, seed, *arguments, timeout_s=timeout_s)
+    assert_one_order(answers)
     return answers
+
+
+def assert_one_order(answers):
+    for member in range(0, len(answers), 2):
+        assert answers[member] == answers[member + 1]
 
 
 def seed_of_run():
     return int(os.environ.get("RRFP_SEED", time.time_ns() % 100000))
 
 
+SHAPES = {"TP2 x PP2": (4, 1), "TP2 x V2": (2, 2), "TP2 x PP2 x V2": (4, 2)}
+
+
 @pytest.mark.time_limit(120)
-def test_skewed_members_run_one_order():
-    answers = check_skewed(seed_of_run(), 40, 0.001)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_skewed_members_run_one_order(shape):
+    num_ranks, num_chunks = SHAPES[shape]
+    answers = check_skewed(num_ranks, seed_of_run(), 25, 0.001, num_chunks)
     # The net would be blind if the orders never left the hint's own.
     assert any(order != sorted(order) for order in answers[0])
 
 
 @pytest.mark.slow
 @pytest.mark.time_limit(900)
-def test_a_thousand_skewed_steps():
+@pytest.mark.parametrize("shape", ["TP2 x PP2", "TP2 x V2"])
+def test_a_thousand_skewed_steps(shape):
+    num_ranks, num_chunks = SHAPES[shape]
     for part in range(10):
-        check_skewed(seed_of_run() + part, 100, 0.002, timeout_s=300.0)
-
-
-def run_stopped(rank, num_ranks, stopped):
-    """As run_skewed; one rank is stopped for a second in the midst of it."""
-    if rank == stopped:
-        waker = (
-            "import os, signal, sys, time; pid = int(sys.argv[1]); time.sleep(0.2); "
-            "os.kill(pid, signal.SIGSTOP); time.sleep(1.0); os.kill(pid, signal.SIGCONT)"
-        )
-        child = subprocess.Popen([sys.executable, "-S", "-c", waker, str(os.getpid())])
-    orders = run_skewed(rank, num_ranks, 7, 60, 0.002)
-    if rank == stopped:
-        assert child.wait(30) == 0
-    return orders
+        check_skewed(num_ranks, seed_of_run() + part, 100, 0.002, num_chunks, timeout_s=300.0)
 
 
 @pytest.mark.time_limit(120)
-def test_a_member_that_is_stopped_for_a_second_is_waited_for():
-    answers = worker_group(NUM_RANKS).values(run_stopped, 1)
-    assert answers[0] == answers[1] and answers[2] == answers[3]
+@pytest.mark.parametrize("shape", ["TP2 x PP2", "TP2 x V2"])
+def test_a_member_that_is_stopped_for_a_second_is_waited_for(shape):
+    num_ranks, num_chunks = SHAPES[shape]
+    assert_one_order(worker_group(num_ranks).values(run_stopped, 1, 40, num_chunks))

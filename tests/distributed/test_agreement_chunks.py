@@ -1,11 +1,9 @@
 """Tensor-parallel ranks with two stages each: gradients, bits, one order."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed.device_mesh import init_device_mesh
 
 import rrfp
 
@@ -13,26 +11,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
 from parity_group import worker_group  # noqa: E402
+from skewed_members import mesh_of  # noqa: E402
+from test_agreement import load_example  # noqa: E402
 
 NUM_CHUNKS = 2
-_meshes = {}
-
-
-def mesh_of(num_ranks):
-    """Two members; as many pipeline ranks as the processes make."""
-    if num_ranks not in _meshes:
-        _meshes[num_ranks] = init_device_mesh(
-            "cpu", (num_ranks // 2, 2), mesh_dim_names=("pp", "tp")
-        )
-    return _meshes[num_ranks]
-
-
-def load_example():
-    path = ROOT / "examples/02_tensor_parallel.py"
-    spec = importlib.util.spec_from_file_location("tensor_parallel", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def own_stages(num_pipeline_ranks, rank, placement):

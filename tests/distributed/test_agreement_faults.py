@@ -9,28 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 import rrfp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from parity_group import WorkerGroup, worker_group  # noqa: E402
+from skewed_members import mesh_of  # noqa: E402
 
 NUM_RANKS = 4
-_mesh = None
-
-
-def mesh_of():
-    global _mesh
-    if _mesh is None:
-        _mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-    return _mesh
 
 
 def run_refused(rank, num_ranks, case):
     """What a wrong call raises, and that the next one works."""
-    mesh = mesh_of()
+    mesh = mesh_of(num_ranks)
     stage, member = mesh["pp"].get_local_rank(), mesh["tp"].get_local_rank()
     module = torch.nn.Linear(1, 1)
     pipeline = rrfp.Pipeline({stage: module}, group=mesh, agreement_group="auto")
@@ -77,7 +69,7 @@ def test_members_that_disagree_are_refused_everywhere_and_live_on(case, words):
 
 
 def run_bad_set_up(rank, num_ranks, case):
-    mesh = mesh_of()
+    mesh = mesh_of(num_ranks)
     stage = mesh["pp"].get_local_rank()
     crosswise = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
     arguments = {
@@ -142,7 +134,7 @@ def sharded_stage(mesh, what):
 
 def run_without_a_group(rank, num_ranks, what):
     """What a pipeline says whose second stage meets others in its tasks, and none whose says no."""
-    mesh = mesh_of()
+    mesh = mesh_of(num_ranks)
     stage = mesh["pp"].get_local_rank()
     module = sharded_stage(mesh, what) if stage == 1 else torch.nn.Linear(2, 2)
     texts = []
@@ -182,7 +174,7 @@ def test_one_process_is_refused():
 
 def fail_in_one_pipeline(rank, num_ranks, how):
     """One member fails in a stage or dies; what each of the others gets."""
-    mesh = mesh_of()
+    mesh = mesh_of(num_ranks)
     stage, member = mesh["pp"].get_local_rank(), mesh["tp"].get_local_rank()
 
     class Failing(torch.nn.Linear):
