@@ -10,7 +10,8 @@ the slowest would have come to it. Every round draws new lengths and runs all va
     1f1b, fixed      the fixed order, which needs no agreement, with the collectives
     1f1b, lockstep   the fixed order without them, as above
 
-What a pair differs by is what the members pay for their skew and, for bf, for the agreement.
+What a pair differs by is what the members pay for their skew and, for bf, for the agreement. The
+agreement costs what bf pays beyond the fixed order; ends with 1 when that is 1 % of the step.
 
     python benchmarks/agreement_step.py [--rounds 20] [--task-ms 5] [--skew 0.05]
         [--out agreement_step]
@@ -33,7 +34,7 @@ from torch import nn
 
 NUM_STAGES, NUM_MEMBERS, NUM_MICROBATCHES = 2, 2, 8
 LIMIT = 4
-BUDGET = 0.01  # agreed over lockstep, of the step
+BUDGET = 0.01  # of the step
 DEADLINE_S = 30.0
 VARIANTS = {
     "bf, agreed": ({"hint": "bf"}, True, True),
@@ -220,9 +221,13 @@ def main():
     for row in table:
         cost = f"  cost {row['cost']:+.2%}" if "cost" in row else ""
         print(f"{row['variant']:<16} step {row['step_ms']:7.2f} ms{cost}")
+    agreed, fixed = (next(r for r in table if r["variant"] == name) for name in PAIRS)
+    agreement_cost = agreed["cost"] - fixed["cost"]
+    print(f"agreement {agreement_cost:+.2%} of the step")
     if arguments.out:
-        record.write(arguments.out, {"table": table, "budget": BUDGET, "rows": rows})
-    return 0 if table[0]["cost"] < BUDGET else 1
+        results = {"table": table, "agreement_cost": agreement_cost, "budget": BUDGET}
+        record.write(arguments.out, {**results, "rows": rows})
+    return 0 if agreement_cost < BUDGET else 1
 
 
 if __name__ == "__main__":
