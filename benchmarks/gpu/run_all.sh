@@ -50,10 +50,10 @@ for what in $steps; do
       for connections in 1 8 32; do
         for channel in ipc nccl; do
           [ $channel$connections = nccl1 ] && continue
-          step beside_${channel}_$connections 90 env PYTHONPATH="$PWD" OMP_NUM_THREADS=1 \
+          step beside_${channel}_$connections 120 env PYTHONPATH="$PWD" OMP_NUM_THREADS=1 \
             CUDA_DEVICE_MAX_CONNECTIONS=$connections torchrun --nproc-per-node 2 \
             tests/distributed/gpu_rank.py --transport $channel --beside-all-reduces \
-            --steps 200 --microbatches 100 --check-every 10 --busy-cycles 20000
+            --steps 100 --microbatches 100 --check-every 20 --busy-cycles 20000
         done
       done
       ;;

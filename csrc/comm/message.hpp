@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/task.hpp"
+#include "base/trace.hpp"
 #include "device/stream_word.hpp"
 
 namespace rrfp {
@@ -81,6 +82,7 @@ struct OutboundMessage {
   void* attachment = nullptr;      // moved to the receiver (null then), inside one process only
   void* owner = nullptr;           // the caller's own: what keeps the segments alive
   WordPoint computed;              // kDevice: when the segments are; StreamTimeline::record
+  TraceSpan span = 0;              // the runtime's: of the message in a profile
   OutboundMessage* next = nullptr; // intrusive link of whoever holds the message
   std::int32_t peer = -1;          // where to; set by post_send()
 };

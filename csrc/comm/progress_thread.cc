@@ -15,6 +15,7 @@
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
+#include "base/trace.hpp"
 #include "comm/doorbell.hpp"
 #include "comm/fork_guard.hpp"
 
@@ -128,6 +129,7 @@ void ProgressThread::State::sleep(std::int64_t until_ns) {
 }
 
 void ProgressThread::State::run() {
+  trace_thread_name("rrfp progress");
   pthread_setname_np(pthread_self(), "rrfp-progress");
   std::vector<Progressing*> own;
   std::uint64_t version = 0;

@@ -21,6 +21,7 @@ py::dict build_info_dict() {
   result["cuda"] = info.cuda;
   result["cuda_version"] = info.cuda_version;
   result["cuda_refusal"] = info.cuda_refusal;
+  result["nvtx"] = info.nvtx;
   return result;
 }
 

@@ -20,6 +20,16 @@ constexpr std::int64_t kReportNs = 50 * kNsPerMs;
 // And so often at its device, while a message is on its way there.
 constexpr std::int64_t kLookNs = 5 * kNsPerUs;
 
+const char* wait_text(Blocked why) {
+  switch (why) {
+    case Blocked::kLimit: return "wait: in-flight limit";
+    case Blocked::kSlack:
+    case Blocked::kHint: return "wait: hint";
+    case Blocked::kAgreement: return "wait: agreement";
+    default: return "wait: input";
+  }
+}
+
 }  // namespace
 
 RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options,
@@ -59,6 +69,7 @@ void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t
                  " ranks, but the transport joins " + std::to_string(num_ranks()));
   join_progress_thread();
   board_.set_step(step);
+  trace_thread_name("rrfp rank " + std::to_string(rank()));
   const std::int64_t now_ns = now();
   board_.set(Activity::kRunning, now_ns);
   clock_.begin(now_ns);
@@ -102,16 +113,22 @@ const StepEngine& RankRuntime::engine() const {
 }
 
 ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
+  TraceRange waiting;
   RRFP_INVARIANT(step_ != nullptr, "claim() before begin_step()");
   std::int64_t deadline_ns = 0;
   WorkerProgress::Hold hold(progress_);
   while (true) {
     const std::uint32_t ticket = prepare_claim();
-    if (is_aborted()) return {ClaimOutcome::kAborted, -1};
+    if (is_aborted()) {
+      task_range_.end();
+      return {ClaimOutcome::kAborted, -1};
+    }
     const std::int64_t now_ns = now();
     const Choice choice = choose(now_ns);
     if (choice.local >= 0) {
       clock_.claimed(now_ns);
+      waiting.end();
+      if (is_traced()) task_range_.begin(to_text(step_->engine.table().task(choice.local)));
       Decision decision = step_->engine.decision(choice, now_ns);
       decision.step = step_->number;
       board_.chose(decision);
@@ -125,6 +142,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     if (step_->engine.finished()) return {ClaimOutcome::kDone, -1};
     if (agreement_ != nullptr && !can_go_on(choice)) continue;
     blocked(choice, now_ns);
+    if (is_traced() && !waiting.is_open()) waiting.begin(wait_text(choice.blocked));
     if (deadline_ns == 0) deadline_ns = now_ns + timeout_ms * kNsPerMs;
     if (now_ns >= deadline_ns) {
       hold.lend();
@@ -270,6 +288,12 @@ void RankRuntime::deliver_here(OutboundMessage* message) {
 }
 
 void RankRuntime::post(std::int32_t peer, OutboundMessage* message) {
+  const MessageHeader& header = message->header;
+  if (header.type == MessageType::kData && is_traced()) {
+    const Task task{header.source_stage, header.kind, header.microbatch};
+    message->span = begin_span(to_text(task) + " to stage " + std::to_string(header.target_stage),
+                               header.payload_bytes);
+  }
   outstanding_.fetch_add(1, std::memory_order_relaxed);  // G3: raised before it can be lowered
   transport_->post_send(peer, message);
 }
@@ -278,6 +302,7 @@ void RankRuntime::retire(std::int32_t local) {
   const std::int64_t now_ns = now();
   step_->engine.retire(local, now_ns);
   clock_.retired(now_ns);
+  task_range_.end();
   board_.add_retired();
   if (agreement_ != nullptr) agreement_->set_inside(false);
   board_.set(Activity::kRunning, now_ns);

@@ -54,6 +54,7 @@
 
 #include "base/push_list.hpp"
 #include "base/status.hpp"
+#include "base/trace.hpp"
 #include "comm/agreement_segment.hpp"
 #include "comm/payload_pool.hpp"
 #include "comm/progress_thread.hpp"
@@ -230,6 +231,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::atomic<std::int32_t> readers_{0};  // G1, G2
   WordPoint last_launched_;              // the worker's
   StepClock clock_;
+  TraceRange task_range_;  // the worker's: of the task that it runs
   ActivityBoard board_;
   std::mutex aside_mutex_;
   std::vector<InboundMessage*> early_;      // of the next step

@@ -149,6 +149,7 @@ void RankRuntime::on_sent(OutboundMessage* message, const Status&) {
 }
 
 void RankRuntime::give_back(OutboundMessage* message) {
+  end_span(std::exchange(message->span, 0));
   if (message->header.type == MessageType::kData) {
     sent_.push(message);
   } else {
