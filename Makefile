@@ -1,4 +1,5 @@
-# make train   train a small GPT by readiness: once in one process, once as four processes
+# make train   train a small GPT by readiness: once in one process, once as four processes; on
+#              GPUs where there are some
 # make test    every test: Python, C++, C++ under ThreadSanitizer
 # make build   the environment .venv and the extension, nothing else
 # make clean   remove all that the above made
@@ -9,7 +10,8 @@
 PYTHON ?= python3
 STEPS ?= 40
 PYTEST_ARGS ?=
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The CPU's torch is smaller; where there is an NVIDIA driver, the one with CUDA and its headers.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),https://pypi.org/simple,https://download.pytorch.org/whl/cpu)
 # Where `test` leaves pytest's exit status, which make itself turns into 2.
 STATUS_FILE ?= /dev/null
 

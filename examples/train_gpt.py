@@ -3,6 +3,8 @@
     python examples/train_gpt.py --ranks 4                    one process, a worker thread a rank
     torchrun --nproc-per-node 4 examples/train_gpt.py         one process a rank
 
+On a machine with GPUs rank r trains on GPU r mod their number, else on the CPU.
+
 A microbatch is one document, uncut up to --max-length bytes, so microbatches differ in length and
 nothing is padded. The loss is the mean over all tokens of the step. The run ends by repeating its
 first steps in a plain loop in one process, from the same weights on the same documents, and fails
@@ -36,8 +38,17 @@ def parse_arguments():
     parser.add_argument("--blocks", type=int, default=8, help="transformer blocks in all")
     parser.add_argument("--hint", default="auto")
     parser.add_argument("--microbatch-order", default="mid")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--check-steps", type=int, default=2, help="steps repeated in a plain loop")
     return parser.parse_args()
+
+
+def device_of(rank, choice):
+    """Where a rank trains: a GPU where there are some and this build of rrfp can use them."""
+    can_use = torch.cuda.is_available() and rrfp.build_info()["cuda"]
+    if choice == "cpu" or (choice == "auto" and not can_use):
+        return torch.device("cpu")
+    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
 
 
 def step_loss(result, weights):
@@ -46,7 +57,7 @@ def step_loss(result, weights):
 
 
 def gradients(stages):
-    return {(index, name): parameter.grad.clone()
+    return {(index, name): parameter.grad.cpu().clone()
             for index, stage in stages.items() for name, parameter in stage.named_parameters()}
 
 
@@ -59,12 +70,15 @@ def train(args, stages, rank, documents):
     bar = tqdm(range(args.steps), disable=rank != 0, unit="step", file=sys.stdout, ncols=90)
     for step in bar:
         inputs, targets, costs = documents.batch(step)
+        inputs = [value.to(device_of(0, args.device)) for value in inputs] if first else None
+        last_device = device_of(args.ranks - 1, args.device)
+        targets = [value.to(last_device) for value in targets] if last else None
         weights = [cost / sum(costs) for cost in costs]
         optimizer.zero_grad()
         result = rrfp.run_pipeline(
             list(stages.values()) if args.embedded else stages,
-            inputs if first else None,
-            targets=targets if last else None,
+            inputs,
+            targets=targets,
             loss_fn=loss_per_token,
             hint=args.hint,
             microbatch_order=args.microbatch_order,
@@ -84,7 +98,8 @@ def train(args, stages, rank, documents):
 
 def plain_loop(args, documents):
     """The same first steps without rrfp: one process, one microbatch after another."""
-    stages = {index: make_stage(index, args) for index in range(args.ranks)}
+    device = device_of(0, args.device)
+    stages = {index: make_stage(index, args).to(device) for index in range(args.ranks)}
     optimizer = make_optimizer(stages)
     losses, kept = [], []
     for step in range(args.check_steps):
@@ -92,10 +107,10 @@ def plain_loop(args, documents):
         optimizer.zero_grad()
         total = 0.0
         for tokens, target, cost in zip(inputs, targets, costs, strict=True):
-            value = tokens
+            value = tokens.to(device)
             for index in range(args.ranks):
                 value = stages[index](value)
-            loss = loss_per_token(value, target) * (cost / sum(costs))
+            loss = loss_per_token(value, target.to(device)) * (cost / sum(costs))
             loss.backward()
             total += loss.item()
         kept.append(gradients(stages))
@@ -138,8 +153,9 @@ def main():
     documents = Documents(args.microbatches, args.max_length)
     if rank == 0:
         print(documents.describe())
+        print(f"rank 0 trains on {device_of(0, args.device)}")
     owned = range(args.ranks) if args.embedded else [rank]
-    stages = {index: make_stage(index, args) for index in owned}
+    stages = {index: make_stage(index, args).to(device_of(index, args.device)) for index in owned}
 
     losses, kept, report = train(args, stages, rank, documents)
 
