@@ -175,10 +175,10 @@ class Launcher:
 class LocalStreams:
     """The streams of ranks that are threads of this process, kept from step to step.
 
-    Values between them are shared where all are on one device: received memory, which is given
-    back when the receiver's stream has passed, is not there to be shared by mistake.
     A rank alone on its device uses the caller's current stream there; ranks that share a device
-    have one each, which begin after the caller's and are waited for by it.
+    have one each, which begin after the caller's and are waited for by it. Where all ranks share
+    one device, so do their values; with two, some would lie in memory that is given back when its
+    receiver's stream is past it, and a third rank might still read it.
     """
 
     def __init__(self, devices):

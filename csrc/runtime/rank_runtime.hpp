@@ -54,7 +54,6 @@
 
 #include "base/push_list.hpp"
 #include "base/status.hpp"
-#include "base/trace.hpp"
 #include "comm/agreement_segment.hpp"
 #include "comm/payload_pool.hpp"
 #include "comm/progress_thread.hpp"
@@ -222,8 +221,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   WorkerProgress progress_;
   WakeBell wake_;         // the worker sleeps here for tasks, control and aborts
   WakeBell sends_;        // and here for outstanding_ to become 0
-  bool has_joined_ = false;   // the progress thread knows us; the worker's
-  bool is_closed_ = false;    // the worker's
+  bool has_joined_ = false, is_closed_ = false;  // the worker's; joined: the progress thread
   std::atomic<bool> is_closing_{false};  // losses and silence are no news any more
   std::unique_ptr<TaskTimes> times_;    // the worker's; outlives step_
   std::unique_ptr<Step> step_;          // the worker's
