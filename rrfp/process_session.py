@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import threading
 import time
 
 import torch
@@ -191,13 +192,19 @@ class ProcessSession(Session):
                     torch.__version__)
 
     def refuse(self, error, timeout_s):
+        if self.closed_because is not None:
+            return  # nobody to tell
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
         name = type(error).__name__
         is_plain = isinstance(error, (ValueError, TypeError))
         view = {"error": (name, str(error) if is_plain else f"{name}: {error}")}
-        with _Ending(self):
-            self._agree(None, view, timeout_s, cause=error)
+        self._user = threading.get_ident()
+        try:
+            with _Ending(self):
+                self._agree(None, view, timeout_s, cause=error)
+        finally:
+            self._user = None
 
     def _run(self, modules, request):
         with _Ending(self) as failure:
@@ -339,10 +346,11 @@ class ProcessSession(Session):
             self._runtime.abort(
                 _C.StatusCode.CLOSED, self._runtime.rank, f"{self.closed_because} in a step"
             )
-        if self.devices is not None:
-            self._runtime.end(int(1000 * SETTINGS.close_timeout_s))
+        timeout_ms = int(1000 * SETTINGS.close_timeout_s)
+        if self._user in (None, threading.get_ident()):
+            self._runtime.end(timeout_ms)  # with its connections and shared memory
         else:
-            self._runtime.close(int(1000 * SETTINGS.close_timeout_s))
+            self._runtime.close(timeout_ms)  # the thread that waits in it is only woken
 
 
 class _Ending:

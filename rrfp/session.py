@@ -73,6 +73,7 @@ class Session:
         self._unguarded_plan = None  # of the current step, on the rank that decides
         self._tied = None  # a TiedStep, of the current step
         self._in_step = threading.Lock()
+        self._user = None  # the thread that uses the runtime now
         _open_sessions.add(self)
         install_handler(dump_all)
 
@@ -87,13 +88,14 @@ class Session:
             raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
         if not self._in_step.acquire(blocking=False):
             raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
+        self._user = threading.get_ident()
         try:
             with TiedStep(self.layout.tied, modules, request.forward_only) as self._tied:
                 result = self._run(modules, request)
                 self._cost_watch.look(result.report, request.forward_only)
                 return result
         finally:
-            self._tied = None
+            self._tied = self._user = None
             self._in_step.release()
 
     def refuse(self, error, timeout_s):

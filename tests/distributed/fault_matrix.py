@@ -175,6 +175,9 @@ class Running:
             assert after_s is None or after_s < BOUND_S, f"rank {rank}: {transcript}"
         for rank, end in ends.items():
             self._check_error(rank, end.error, transcript)
+            left = end.event("left over") or {}
+            for what in ("connections", "threads", "segments"):
+                assert not left.get(what), f"rank {rank} has kept {what}: {transcript}"
         assert not orphans, transcript
         return told
 

@@ -6,6 +6,7 @@ plan, four processes are two pipelines of two stages whose ranks agree on their 
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from rank_faults import (
     fork_between,
     hook_of,
     is_mine,
+    left_over,
     leave_together,
     say,
     strike,
@@ -154,6 +156,9 @@ def train(mesh):
         except Exception as error:
             after = [stage.weight.detach() for stage in stages.values()]
             say_error(error, all(map(torch.equal, before, after)))
+            error.__traceback__ = None  # its frames keep the session
+            gc.collect()
+            say("left over", **left_over())
             if not PLAN["again"]:
                 raise
             PLAN["again"] = False

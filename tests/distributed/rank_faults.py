@@ -162,6 +162,21 @@ def connected_sockets():
     return found
 
 
+def left_over():
+    """What a session that has ended must not leave in this process."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            names.append(file.read())
+    with open("/proc/self/maps") as file:
+        segments = sum("memfd:rrfp" in line for line in file)
+    return {
+        "connections": len(connected_sockets() - HERE.own_sockets),
+        "threads": sum("rrfp" in name for name in names),
+        "segments": segments,
+    }
+
+
 def leave_together():
     """Rank 0, which holds the store, goes last. A barrier is no use: gloo may end it with an error
     on one rank when another has left it and closed its connections."""
