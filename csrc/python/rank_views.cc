@@ -14,6 +14,7 @@ const char* activity_name(Activity activity) {
     case Activity::kEntering: return "entering";
     case Activity::kWaiting: return "waiting";
     case Activity::kRunning: return "running";
+    case Activity::kTying: return "tying";
   }
   return "unknown";
 }
