@@ -88,6 +88,25 @@ def gpu_messages():
             f"[{file.name}](benchmarks/results/{file.name}))\n"]
 
 
+def gpu_schedules():
+    """Of benchmarks/gpu/schedules.py: a column for each run of it."""
+    file = RESULTS / "gpu_schedules.json"
+    study = json.loads(file.read_text())
+    cells = {}
+    for at, run in enumerate(study["runs"]):
+        for step in run["steps"]:
+            found = cells.setdefault(step["run"], [""] * len(study["runs"]))
+            found[at] = f"{step['median_ms']:.0f} ({step['over_ideal']:.2f})"
+    letters = "ABCD"[:len(study["runs"])]
+    notes = "; ".join(f"{letter}: {run['note']}"
+                      for letter, run in zip(letters, study["runs"], strict=True))
+    return [f"Schedules of rrfp and torch on two GPUs, one process each, 16 microbatches: a step "
+            f"in ms, and over the compute-bound ideal (17/16 of one stage alone). {notes}.\n\n"
+            + table(["run", *letters], [[name, *found] for name, found in cells.items()])
+            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`; peak memory and "
+            f"every round: [{file.name}](benchmarks/results/{file.name}))\n"]
+
+
 def simulated():
     """The table of benchmarks/policy_table.cc, which no machine's speed enters."""
     file = RESULTS / "policy_table.json"
@@ -130,7 +149,7 @@ def section():
         if file.exists():
             recorded = json.loads(file.read_text())
             parts.append(f"{write(recorded['results'])}\n\n{origin(file, recorded)}\n")
-    parts += gpu_messages() + simulated()
+    parts += gpu_messages() + gpu_schedules() + simulated()
     return "\n".join(parts) or "No results are recorded in `benchmarks/results` yet.\n"
 
 
