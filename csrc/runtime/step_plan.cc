@@ -154,10 +154,7 @@ void StepPlan::check_limits() const {
                  " ranks; give one number, or one per rank");
   for (std::size_t rank = 0; rank < options_.limits.size(); ++rank) {
     const std::int32_t least = static_cast<std::int32_t>(graph_->stages_of(rank).size());
-    // A rank that counts bytes has no units.
-    const bool counts_bytes =
-        rank < options_.limits_bytes.size() && options_.limits_bytes[rank] > 0;
-    RRFP_CHECK((counts_bytes && options_.limits[rank] == 0) || options_.limits[rank] >= least,
+    RRFP_CHECK(options_.limits[rank] == 0 || options_.limits[rank] >= least,
                "the in-flight limit of " + rank_text(rank) + " is " +
                    std::to_string(options_.limits[rank]) + ", but its " + std::to_string(least) +
                    (least == 1 ? " stage needs" : " stages need") + " at least " +

@@ -162,7 +162,7 @@ TEST_CASE(forward_only_steps_have_neither_backward_nor_units) {
 
 TEST_CASE(refuses_limits_and_slack_with_the_numbers) {
   CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, kUnlimited, {2})), "1 numbers for 2 ranks");
-  CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, kUnlimited, {1, 0})), "rank 1 is 0");
+  CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, kUnlimited, {1, -1})), "rank 1 is -1");
   CHECK_THROWS_WITH(StepPlan(chain(3), named("1f1b", 4, 0, {2, 2, 1})),
                     "rank 0 is 2, but hint \"1f1b\" with slack 0 needs 3");
   CHECK_THROWS_WITH(StepPlan(chain(2), named("bf", 2, -3)), "got -3");
