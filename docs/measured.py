@@ -101,10 +101,13 @@ def gpu_schedules():
     notes = "; ".join(f"{letter}: {run['note']}"
                       for letter, run in zip(letters, study["runs"], strict=True))
     return [f"Schedules of rrfp and torch on two GPUs, one process each, 16 microbatches: a step "
-            f"in ms, and over the compute-bound ideal (17/16 of one stage alone). {notes}.\n\n"
+            "in ms, and over the compute-bound ideal (17/16 of one stage alone; "
+            f"[why](docs/profiling.md)). {notes}.\n\n"
             + table(["run", *letters], [[name, *found] for name, found in cells.items()])
-            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`; peak memory and "
-            f"every round: [{file.name}](benchmarks/results/{file.name}))\n"]
+            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`, "
+            f"B with `RRFP_STREAM_WAITS=off`; few rounds, and torch's 1F1B differs by 2 % between "
+            f"runs of the same: what was kept of each is in [{file.name}]"
+            f"(benchmarks/results/{file.name}))\n"]
 
 
 def simulated():

@@ -202,7 +202,8 @@ def run_pipeline(
             processes rank 0's is called, and every rank must pass one.
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
-        max_in_flight: Microbatches between F and B on a rank: an int, a list per rank, or
+        max_in_flight: Forwards whose backward has not begun on a rank, one for each stage and
+            microbatch: an int, a list per rank, or
             ``"1f1b+2"`` (ranks behind it, itself, and two more). Or bytes of activations, such as
             ``"24GiB"``, also in the list. Default: the number of ranks; with several stages per
             rank, the peak of their own order.

@@ -50,8 +50,8 @@ def _check_launch(stages):
         )
     logger.warning(
         "stages is a list, so each of the %s processes (WORLD_SIZE) runs a whole pipeline of its "
-        "own; for one pipeline over all of them, initialise torch.distributed and pass this "
-        "rank's stage as a module or {stage_index: module}.", num_processes,
+        "own; for one pipeline over all of them, pass this rank's stage as a module or "
+        "{stage_index: module}, with torch.distributed initialised.", num_processes,
     )
 
 

@@ -14,7 +14,7 @@ from rrfp.auxiliary_loss import call_collecting
 from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
-from rrfp.storage import settled, storage_address
+from rrfp.storage import is_shared, overlaps, settled, storage_address
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
@@ -114,9 +114,6 @@ class StageStep:
         self._kept = {  # memory that the module holds on to and may change
             storage_address(tensor) for tensor in (*module.parameters(), *module.buffers())
         } - {0}
-        # Parameters that have no gradient yet, the only ones that can take one over (see
-        # _own_gradients).
-        self._fresh = [p for p in module.parameters() if p.requires_grad and p.grad is None]
 
     def run(self, kind, microbatch, parcels):
         """Run a task on what its neighbours sent: the parcels of the sources (F), the gradients
@@ -159,7 +156,7 @@ class StageStep:
         if roots:
             torch.autograd.backward(roots, gradients)
         del roots, gradients
-        return [gradients_parcel(found) for found in self._own_gradients(boxes)]
+        return [gradients_parcel(found) for found in _own_gradients(boxes)]
 
     def input_gradient(self, microbatch, parcels):
         """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
@@ -172,12 +169,8 @@ class StageStep:
             self.has_split = True
         else:
             self.fused_because = half.fused_because
-        return [
-            gradients_parcel([
-                g.clone() if g is not None and half.shares_memory(g) else g for g in found
-            ])
-            for found in self._own_gradients(boxes)
-        ]
+        own = _own_gradients(boxes, lambda g: is_shared(g) or half.shares_memory(g))
+        return [gradients_parcel(found) for found in own]
 
     def weight_gradient(self, microbatch):
         """Run W: add what I left to the parameters' ``.grad``."""
@@ -231,6 +224,11 @@ class StageStep:
                     roots.append(leaf)
                     needs_grad.append(index)
                 leaf = self._detach(microbatch, leaf, args, kwargs)
+                # Each has memory of its own, as between processes: an in-place write to one
+                # would change the other, and autograd would not know.
+                tensors = [other for other in handed if isinstance(other, torch.Tensor)]
+                if tensors and overlaps(leaf, tensors):
+                    leaf = leaf.clone()
             elif self.consumers and type(leaf) not in _PLAIN_TYPES:
                 refuse_hidden_tensors(self.stage, leaf)
             handed.append(leaf)
@@ -337,28 +335,27 @@ class StageStep:
         factor = self.loss_rule.factors[microbatch]
         return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
 
-    def _own_gradients(self, boxes):
-        """By source: the captured gradients, none in the memory of a parameter's ``.grad``.
 
-        Autograd may let a parameter keep the very memory of an incoming gradient as its
-        ``.grad``; the next backward would add to it while the gradient is still on its way.
-        """
-        by_source = [
-            [] if box is None else [None if g is None else settled(g) for g in box.gradients]
-            for box in boxes
-        ]
-        taken = [p for p in self._fresh if p.grad is not None]
-        if not taken:
-            return by_source
-        self._fresh = [p for p in self._fresh if p.grad is None]
-        addresses = {storage_address(p.grad) for p in taken} - {0}
-        return [
-            [
-                g.clone() if g is not None and storage_address(g) in addresses else g
-                for g in gradients
-            ]
-            for gradients in by_source
-        ]
+def _own_gradients(boxes, is_read=is_shared):
+    """By source: the captured gradients, each in memory of its own.
+
+    Autograd may let a parameter, of the stage or of anything else that took part, keep the very
+    memory of a gradient as its ``.grad``; the next backward would add to it while the gradient is
+    still on its way. Two inputs may get one gradient, too, and W may still read it: `is_read`.
+    """
+    seen = set()  # one tensor for two inputs counts as one user of its memory
+
+    def own(gradient):
+        if gradient is None:
+            return None
+        gradient = settled(gradient)
+        address = storage_address(gradient)
+        if address in seen or is_read(gradient):
+            return gradient.clone()
+        seen.add(address)
+        return gradient
+
+    return [[] if box is None else [own(g) for g in box.gradients] for box in boxes]
 
 
 def _sum_of(gradients):

@@ -17,3 +17,25 @@ def storage_address(tensor):
     if part.layout is not torch.strided:
         return 0
     return part.untyped_storage().data_ptr()
+
+
+def is_shared(tensor):
+    """Whether another tensor may have the same memory now; True where that cannot be known."""
+    if tensor.layout is not torch.strided or not hasattr(torch._C, "_storage_Use_Count"):
+        return True
+    # Its own reference, and that of the storage object made here.
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
+
+
+def overlaps(tensor, others):
+    """Whether the tensor has a byte in common with one of the others, by their extents."""
+    begin, end = _extent(tensor)
+    return any(begin < other[1] and other[0] < end for other in map(_extent, others))
+
+
+def _extent(tensor):
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()

@@ -228,7 +228,9 @@ def run_many_steps(rank, num_ranks, mode, steps):
 @MODES
 def test_many_steps_do_not_grow(mode):
     for first, last in in_group(mode, run_many_steps, 400):
-        assert first[:3] == last[:3], "descriptors or threads grew with the steps"
+        # Fewer are no harm: an earlier pipeline may have been given up meanwhile.
+        grown = [a for a, b in zip(first[:3], last[:3], strict=True) if b > a]
+        assert not grown, f"descriptors or threads grew with the steps: {first} to {last}"
         assert last[3] - first[3] < 8 * 1024, f"resident memory: {first[3]} to {last[3]} KiB"
 
 
