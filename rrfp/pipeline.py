@@ -246,7 +246,8 @@ def run_pipeline(
         lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while
             one runs; 1 launches it only when that one has ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
-            long ranks wait for one another at the start.
+            long ranks wait for one another at the start. A rank inside a task is busy, however
+            long the task takes.
 
     Returns:
         ``StepResult``: losses, metrics and outputs on the rank of the last stage, and a report.

@@ -47,7 +47,8 @@ class Scheduler:
     Args:
         num_threads: How many tasks run side by side; the caller's thread is one of them.
         slack: How many tasks of the order one may overtake that stand before it and have not
-            begun: None for any number, 0 to run the order as it stands.
+            begun: None for any number, 0 to take them in the order as it stands (with several
+            threads, the functions of two tasks just taken may still start either way round).
 
     Raises:
         TypeError, ValueError: A number out of range.
