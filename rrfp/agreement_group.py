@@ -111,7 +111,7 @@ class GroupSetUp:
     def __init__(self, group, pipeline, timeout_s):
         self._pipeline = pipeline  # this rank's Membership in its pipeline
         self.member = membership(group)
-        self._meeting = Rendezvous(self.member, timeout_s)
+        self._meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self._meeting.store_reachable():
             self._claims = GroupClaims(self.member, self._meeting.corner)
 

@@ -59,12 +59,14 @@ def master_host():
 class Rendezvous:
     """One set-up: a corner of the store that only these ranks use, and only this time."""
 
-    def __init__(self, member, timeout_s):
+    def __init__(self, member, timeout_s, purpose="pipeline"):
         self.member = member
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
         store = torch.distributed.distributed_c10d._get_default_store()
-        corner = f"rrfp/{','.join(map(str, member.ranks))}"
+        # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
+        # is not ahead of the others when they set up a pipeline.
+        corner = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
         with self.store_reachable():
             # Counted in the store and not here: a process that takes a dead one's place has not
             # seen the set-ups before it.
