@@ -7,6 +7,9 @@
 
 namespace rrfp {
 
+inline constexpr std::int64_t kNsPerUs = 1000;
+inline constexpr std::int64_t kNsPerMs = 1000 * kNsPerUs;
+
 inline std::int64_t steady_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

@@ -15,12 +15,12 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/clock.hpp"
 
 namespace rrfp {
 
 namespace {
 
-constexpr std::int64_t kNsPerMs = 1000000;
 constexpr std::int64_t kPauseMs = 2000;  // watch() itself late by this much: we were stopped
 constexpr std::int32_t kNumArrays = 3;
 constexpr std::uint64_t kWordBytes =

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.hpp"
+
 namespace rrfp {
 
 namespace {
-
-constexpr std::int64_t kNsPerMs = 1000000;
 
 std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
 

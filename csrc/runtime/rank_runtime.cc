@@ -7,14 +7,13 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/clock.hpp"
 #include "comm/fork_guard.hpp"
 
 namespace rrfp {
 
 namespace {
 
-constexpr std::int64_t kNsPerMs = 1000000;
-constexpr std::int64_t kNsPerUs = 1000;
 // An idle worker looks at what it waits for this often, so that others can be told.
 constexpr std::int64_t kReportNs = 50 * kNsPerMs;
 // And so often at its device, while a message is on its way there.

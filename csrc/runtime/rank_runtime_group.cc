@@ -3,13 +3,10 @@
 #include <bit>
 
 #include "base/check.hpp"
+#include "base/clock.hpp"
 #include "runtime/rank_runtime.hpp"
 
 namespace rrfp {
-
-namespace {
-constexpr std::int64_t kNsPerMs = 1000000;
-}  // namespace
 
 std::unique_ptr<StepAgreement> RankRuntime::make_agreement(const StepPlan& plan,
                                                            std::uint32_t step) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "check.hpp"
 #include "comm/doorbell.hpp"
 
@@ -18,7 +19,6 @@ using namespace rrfp::test;
 
 namespace {
 
-constexpr std::int64_t kNsPerMs = 1000000;
 constexpr std::int64_t kLongNs = 20000 * kNsPerMs;
 
 // "Messages" are counts: arrive() adds one, progress() takes all and rings the worker's bell.
