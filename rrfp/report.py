@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+# From this share of the wall time on the report has a sentence on inputs in transfer.
+_TOLD_TRANSFER_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class TaskRecord:
@@ -25,7 +28,13 @@ class RankReport:
 
     Attributes:
         compute_s: Inside stage functions (and rrfp's handing over of their results).
-        idle_input_s: Nothing had all its inputs.
+        idle_input_s: Nothing had all its inputs, and what ran next lacked one that was not
+            computed yet.
+        idle_transfer_s: Nothing had all its inputs, and those of what ran next were all computed:
+            the last of them was on its way from another rank. Where it is not known when an
+            input was computed, all the waiting for it counts as ``idle_input_s``.
+        transfer_from_s: ``{rank: seconds}``, ``idle_transfer_s`` by the rank that it was on its
+            way from.
         idle_limit_s: The in-flight limit held a ready forward back.
         idle_slack_s: The hint put a task first that was not ready.
         idle_agreement_s: A task was ready here, but not at every member of the agreement group.
@@ -40,6 +49,7 @@ class RankReport:
     wall_s: float
     compute_s: float
     idle_input_s: float
+    idle_transfer_s: float
     idle_limit_s: float
     idle_slack_s: float
     idle_agreement_s: float
@@ -49,6 +59,7 @@ class RankReport:
     records: tuple = field(repr=False)
     peak_bytes: int | None = None
     limit_bytes: int | None = None
+    transfer_from_s: dict = field(default_factory=dict)
 
     @property
     def overshoot_bytes(self):
@@ -61,9 +72,8 @@ class RankReport:
 
     @property
     def idle_s(self):
-        return (
-            self.idle_input_s + self.idle_limit_s + self.idle_slack_s + self.idle_agreement_s
-        )
+        return (self.idle_input_s + self.idle_transfer_s + self.idle_limit_s + self.idle_slack_s
+                + self.idle_agreement_s)
 
     @property
     def skips(self):
@@ -90,19 +100,21 @@ class StepReport:
     fused: dict = field(default_factory=dict)
 
     def __str__(self):
-        head = ("rank", "wall ms", "compute", "input", "limit", "slack", "agreement", "host",
-                "tasks", "skips", "peak units")
+        head = ("rank", "wall ms", "compute", "input", "transfer", "limit", "slack", "agreement",
+                "host", "tasks", "skips", "peak units")
         rows = [head]
         for r in self.ranks:
             limit = "none" if r.limit_units < 0 else r.limit_units
-            parts = (r.compute_s, r.idle_input_s, r.idle_limit_s, r.idle_slack_s,
-                     r.idle_agreement_s, r.host_s)
+            parts = (r.compute_s, r.idle_input_s, r.idle_transfer_s, r.idle_limit_s,
+                     r.idle_slack_s, r.idle_agreement_s, r.host_s)
             share = [f"{100 * part / r.wall_s if r.wall_s else 0:.1f} %" for part in parts]
             rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
                          str(r.skips), f"{r.peak_units} of {limit}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
         for r in self.ranks:
+            if r.idle_transfer_s > _TOLD_TRANSFER_SHARE * r.wall_s:
+                lines.append(_transfer_text(r))
             if r.peak_bytes is not None:
                 lines.append(
                     f"rank {r.rank} held {size_text(r.peak_bytes)} of activations at most, its "
@@ -111,6 +123,14 @@ class StepReport:
         for stage, reason in self.fused.items():
             lines.append(f"stage {stage} is fused: {reason}")
         return "\n".join(lines)
+
+
+def _transfer_text(r):
+    sources = sorted(r.transfer_from_s.items(), key=lambda item: -item[1])
+    each = ", ".join(f"{1000 * seconds:.2f} ms from rank {source}" for source, seconds in sources)
+    return (f"rank {r.rank} was idle for {1000 * r.idle_transfer_s:.2f} ms "
+            f"({100 * r.idle_transfer_s / r.wall_s:.1f} % of its wall time) while its next input "
+            f"was computed and in transfer: {each}")
 
 
 @dataclass
@@ -149,6 +169,7 @@ def rank_report(rank_step, limit_bytes=None):
         wall_s=times.wall_ns / 1e9,
         compute_s=times.compute_ns / 1e9,
         idle_input_s=times.idle_input_ns / 1e9,
+        idle_transfer_s=times.idle_transfer_ns / 1e9,
         idle_limit_s=times.idle_limit_ns / 1e9,
         idle_slack_s=times.idle_slack_ns / 1e9,
         idle_agreement_s=times.idle_agreement_ns / 1e9,
@@ -158,6 +179,8 @@ def rank_report(rank_step, limit_bytes=None):
         records=tuple(TaskRecord(*record) for record in rank_step.records),
         peak_bytes=None if rank_step.held_bytes is None else rank_step.held_bytes.peak,
         limit_bytes=limit_bytes,
+        transfer_from_s={source: ns / 1e9 for source, ns in enumerate(times.transfer_from_ns)
+                         if ns > 0},
     )
 
 

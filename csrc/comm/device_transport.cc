@@ -197,8 +197,17 @@ bool DeviceTransport::can_start(std::int32_t peer_rank, const Departure& departu
   return num_queued < kMaxQueuedPeers;
 }
 
+// A channel whose sender says when it starts can say as well since when it could have.
+void DeviceTransport::look_for_computed(Peer& peer) {
+  for (Departure& departure : peer.waiting) {
+    if (departure.computed_us != 0 || !word_reached(departure.message->computed)) continue;
+    departure.computed_us = to_short_us(steady_now_ns());
+  }
+}
+
 std::size_t DeviceTransport::start_departures(std::int32_t peer_rank) {
   Peer& peer = peer_of(peer_rank);
+  if (channel_->needs_go()) look_for_computed(peer);
   std::size_t started = 0;
   for (auto departure = peer.waiting.begin(); departure != peer.waiting.end();) {
     if (!failure_.empty()) break;
@@ -339,7 +348,7 @@ void DeviceTransport::on_control(std::int32_t peer, const MessageHeader& header,
   if (peer_of(peer).is_stopped) return;
   if (header.type == MessageType::kAnnounce) on_announce(peer, header, body);
   if (header.type == MessageType::kGrant) on_grant(peer, body);
-  if (header.type == MessageType::kGo) on_go(peer, body);
+  if (header.type == MessageType::kGo) on_go(peer, header, body);
 }
 
 void DeviceTransport::on_peer_lost(std::int32_t peer, const Status& status) {

@@ -95,6 +95,7 @@ class DeviceTransport final : public Transport, private MessageSink {
     std::uint32_t id = 0;
     std::uint64_t order = 0;  // of the posts to all peers
     bool is_granted = false;
+    std::uint32_t computed_us = 0;  // needs_go(): when it was seen to be, to_short_us(); 0: not yet
     GrantBody grant;
     WordPoint sent;
   };
@@ -142,8 +143,9 @@ class DeviceTransport final : public Transport, private MessageSink {
   void on_announce(std::int32_t peer, const MessageHeader& outer,
                    std::span<const std::byte> body);
   void on_grant(std::int32_t peer, std::span<const std::byte> body);
-  void on_go(std::int32_t peer, std::span<const std::byte> body);
+  void on_go(std::int32_t peer, const MessageHeader& outer, std::span<const std::byte> body);
   std::size_t progress_peer(std::int32_t peer_rank);
+  void look_for_computed(Peer& peer);
   void open_arrivals(std::int32_t peer_rank);
   std::size_t start_departures(std::int32_t peer_rank);
   bool can_start(std::int32_t peer_rank, const Departure& departure) const;

@@ -76,6 +76,7 @@ void DeviceTransport::send_grant(std::int32_t peer, const GrantBody& grant) {
 
 void DeviceTransport::send_go(std::int32_t peer, const Departure& departure) {
   OutboundMessage* control = take_control(MessageType::kGo);
+  control->header.computed_us = departure.computed_us;
   const std::vector<Segment>& segments = departure.message->segments;
   append(control->metadata,
          GoBody{departure.id, peer_of(peer).next_go_out++, segments.size()});
@@ -94,8 +95,7 @@ void DeviceTransport::on_announce(std::int32_t peer, const MessageHeader& outer,
   const std::span<const std::byte> metadata = body.subspan(sizeof announced);
   if (!is_device_data(header) || header.magic != kMessageMagic ||
       header.version != kWireVersion || header.source_rank != peer ||
-      header.metadata_bytes != metadata.size() || header.payload_bytes > kMaxPayloadBytes ||
-      header.num_tensors > kMaxTensors) {
+      header.metadata_bytes != metadata.size() || header.payload_bytes > kMaxPayloadBytes) {
     protocol_error(peer, "an announcement that does not describe a device message of its own");
     return;
   }
@@ -129,7 +129,8 @@ void DeviceTransport::on_grant(std::int32_t peer_rank, std::span<const std::byte
   found->is_granted = true;
 }
 
-void DeviceTransport::on_go(std::int32_t peer_rank, std::span<const std::byte> body) {
+void DeviceTransport::on_go(std::int32_t peer_rank, const MessageHeader& outer,
+                            std::span<const std::byte> body) {
   GoBody go;
   Peer& peer = peer_of(peer_rank);
   const bool is_whole = read_front(body, &go) && go.num_segments <= kMaxTensors &&
@@ -159,6 +160,7 @@ void DeviceTransport::on_go(std::int32_t peer_rank, std::span<const std::byte> b
     return;
   }
   arrival.has_go = true;
+  arrival.buffer->header.computed_us = outer.computed_us;
   arrival.go_sequence = go.sequence;
 }
 

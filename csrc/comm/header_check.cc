@@ -1,6 +1,5 @@
 #include "comm/header_check.hpp"
 
-#include <algorithm>
 #include <cstdio>
 
 namespace rrfp {
@@ -32,15 +31,8 @@ std::string shape_defect(const MessageHeader& header) {
   if (static_cast<int>(header.kind) >= kNumTaskKinds) {
     return exceeds("task kind", kNumTaskKinds - 1, static_cast<std::uint64_t>(header.kind));
   }
-  if (std::any_of(std::begin(header.reserved), std::end(header.reserved),
-                  [](std::uint8_t byte) { return byte != 0; })) {
-    return "reserved bytes are not zero";
-  }
   if (header.metadata_bytes > kMaxMetadataBytes) {
     return exceeds("metadata_bytes", kMaxMetadataBytes, header.metadata_bytes);
-  }
-  if (header.num_tensors > kMaxTensors) {
-    return exceeds("num_tensors", kMaxTensors, header.num_tensors);
   }
   if (header.payload_bytes > kMaxPayloadBytes) {
     return exceeds("payload_bytes", kMaxPayloadBytes, header.payload_bytes);

@@ -14,10 +14,10 @@
 namespace rrfp {
 
 inline constexpr std::uint32_t kMessageMagic = 0x50465252;  // "RRFP"
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 inline constexpr std::uint32_t kMaxMetadataBytes = 1 << 20;
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 40;
-inline constexpr std::uint32_t kMaxTensors = 1 << 16;
+inline constexpr std::uint32_t kMaxTensors = UINT16_MAX;
 
 enum class MessageType : std::uint16_t {
   kHello = 1,      // first on a connection: token and rank
@@ -51,11 +51,12 @@ struct MessageHeader {
   std::int32_t microbatch = -1;
   TaskKind kind = TaskKind::kForward;  // kind of the *target* task's pass: F or B
   MemoryPlace place = MemoryPlace::kHost;  // a socket carries kHost payloads only
-  std::uint8_t reserved[2] = {0, 0};
+  std::uint16_t num_tensors = 0;
   std::uint32_t duration_us = 0;    // kStarted: what the task usually takes; kData: what it took,
                                     // 0: nothing to learn from
   std::uint32_t metadata_bytes = 0;
-  std::uint32_t num_tensors = 0;
+  std::uint32_t computed_us = 0;    // kData, kGo: when the payload was, to_short_us() of the
+                                    // sender's clock; 0: not known
   std::uint64_t payload_bytes = 0;  // of all segments, each padded; a multiple of the alignment
 };
 static_assert(sizeof(MessageHeader) == 64);

@@ -32,10 +32,13 @@ void bind_runtime(py::module_& module) {
       .def_readonly("wall_ns", &StepTimes::wall_ns)
       .def_readonly("compute_ns", &StepTimes::compute_ns)
       .def_readonly("idle_input_ns", &StepTimes::idle_input_ns)
+      .def_readonly("idle_transfer_ns", &StepTimes::idle_transfer_ns)
       .def_readonly("idle_limit_ns", &StepTimes::idle_limit_ns)
       .def_readonly("idle_slack_ns", &StepTimes::idle_slack_ns)
       .def_readonly("idle_agreement_ns", &StepTimes::idle_agreement_ns)
-      .def_readonly("host_ns", &StepTimes::host_ns);
+      .def_readonly("host_ns", &StepTimes::host_ns)
+      .def_readonly("transfer_from_ns", &StepTimes::transfer_from_ns,
+                    "idle_transfer_ns by the rank whose message it was.");
 
   py::class_<RuntimeHandle>(module, "Runtime", "One rank of one pipeline, across its steps.")
       .def_property_readonly("rank", &RuntimeHandle::rank)

@@ -142,12 +142,15 @@ void RuntimeHandle::post_object(std::int32_t local, std::int32_t target_stage,
 void RuntimeHandle::post_tensors(
     std::int32_t local, std::int32_t target_stage, py::bytes metadata,
     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& segments, py::object owner) {
+  RRFP_CHECK(segments.size() <= kMaxTensors,
+             "an output has " + std::to_string(segments.size()) + " tensors; the most is " +
+                 std::to_string(kMaxTensors));
   OutboundMessage* message = take_spare();
   const std::string_view bytes = metadata;
   const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
   message->metadata.assign(first, first + bytes.size());
   message->header.metadata_bytes = static_cast<std::uint32_t>(bytes.size());
-  message->header.num_tensors = static_cast<std::uint32_t>(segments.size());
+  message->header.num_tensors = static_cast<std::uint16_t>(segments.size());
   for (const auto& [address, size] : segments) {
     message->segments.push_back({reinterpret_cast<const std::byte*>(address), size});
     message->header.payload_bytes += padded(size);

@@ -29,6 +29,12 @@ const char* wait_text(Blocked why) {
   }
 }
 
+Transfer transfer_of(const StepEngine& engine, std::int32_t local) {
+  const TaskRecord& record = engine.record(local);
+  if (record.last_source < 0) return {};
+  return {record.computed_ns, engine.plan().graph().rank_of(record.last_source)};
+}
+
 }  // namespace
 
 RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions options,
@@ -40,7 +46,8 @@ RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions op
       heartbeats_(transport_->num_ranks()),
       mailbox_(transport_->num_ranks()),
       watch_(transport_->rank(), transport_->num_ranks(), options.peer_timeout_ms,
-             options.now_ns()) {
+             options.now_ns()),
+      clocks_(transport_->num_ranks(), transport_->shares_address_space()) {
   board_.set(Activity::kOutside, now());
   transport_->set_sink(this);
   if (transport_->wait_fd() >= 0) join_progress_thread();
@@ -71,7 +78,7 @@ void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t
   trace_thread_name("rrfp rank " + std::to_string(rank()));
   const std::int64_t now_ns = now();
   board_.set(Activity::kRunning, now_ns);
-  clock_.begin(now_ns);
+  clock_.begin(num_ranks(), now_ns);
   // The engine of the last step still looks at the times it had, until it goes.
   std::unique_ptr<TaskTimes> before;
   const std::int32_t num_chunks = plan->table(rank()).num_chunks();
@@ -125,7 +132,7 @@ ClaimResult RankRuntime::claim(std::int64_t timeout_ms) {
     const std::int64_t now_ns = now();
     const Choice choice = choose(now_ns);
     if (choice.local >= 0) {
-      clock_.claimed(now_ns);
+      clock_.claimed(transfer_of(step_->engine, choice.local), now_ns);
       waiting.end();
       if (is_traced()) task_range_.begin(to_text(step_->engine.table().task(choice.local)));
       Decision decision = step_->engine.decision(choice, now_ns);
@@ -241,12 +248,13 @@ void RankRuntime::post_output(std::int32_t local, std::int32_t target_stage,
   header.type = MessageType::kData;
   header.run = options_.run;
   address(header, task, target_stage);
-  // On a device the output is still being computed, and nobody knows yet how long it takes.
-  const std::int64_t took_us =
-      (now() - engine.record(local).claimed_ns) / kNsPerUs;
-  header.duration_us = header.place == MemoryPlace::kHost && took_us <= UINT32_MAX
-                           ? static_cast<std::uint32_t>(took_us)
-                           : 0;
+  // On a device the output is still being computed, and nobody knows yet until when.
+  const bool is_computed = header.place == MemoryPlace::kHost;
+  const std::int64_t now_ns = now();
+  const std::int64_t took_us = (now_ns - engine.record(local).claimed_ns) / kNsPerUs;
+  header.duration_us =
+      is_computed && took_us <= UINT32_MAX ? static_cast<std::uint32_t>(took_us) : 0;
+  header.computed_us = is_computed ? to_short_us(now_ns) : 0;
   if (peer == rank()) {
     deliver_here(message);
   } else {

@@ -22,6 +22,7 @@
 //           it; a member that is inside a task counts as a busy peer.
 // Failure   The first Status is kept. abort() sends it to all peers, wakes the worker, and
 //           makes every later wait return it at once.
+// Transfer  A message says when it was computed (PeerClocks): idle time is split there (StepClock).
 // Watch     The progress thread ticks every runtime, also one whose transport does not need it:
 //           heartbeats, silent peers and stalls (PeerWatch) hang on the tick. Ranks of one
 //           process join it at their first step, because no word may reach a peer before all
@@ -60,6 +61,7 @@
 #include "comm/transport.hpp"
 #include "comm/wake_bell.hpp"
 #include "runtime/control_mailbox.hpp"
+#include "runtime/peer_clocks.hpp"
 #include "runtime/peer_watch.hpp"
 #include "runtime/promised_messages.hpp"
 #include "runtime/rank_state.hpp"
@@ -100,12 +102,10 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::vector<InboundMessage*> take_inputs(std::int32_t local);
   // W. Hands an output (F) or an input gradient (B) to the stage that needs it.
   void post_output(std::int32_t local, std::int32_t target_stage, OutboundMessage* message);
-  // W.
-  void retire(std::int32_t local);
+  void retire(std::int32_t local);  // W.
   // W. Outbound messages whose on_sent() has come, as a list; null: none.
   OutboundMessage* take_sent() { return sent_.take_all(); }
-  // W. True when nothing is outstanding any more; false at the time-out or after an abort.
-  bool wait_sends(std::int64_t timeout_ms);
+  bool wait_sends(std::int64_t timeout_ms);  // W. False: time-out or abort, some are outstanding
   // W. Between steps: gives a card to the other members of the group, and gets theirs, by member.
   // An empty card: only looks again for those of the exchange under way. Empty: the time-out has
   // passed, or the run was aborted.
@@ -124,8 +124,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   // now, with their attachments. The step takes no more.
   std::vector<InboundMessage*> drain();
 
-  // Gives an inbound message (and its payload) back to the pool; any thread.
-  static void release(InboundMessage* message);
+  static void release(InboundMessage* message);  // with its payload, to the pool; any thread
 
   // W. Small blobs between the Python sides, in order per peer; nullopt: time-out, abort.
   void send_control(std::int32_t peer, std::vector<std::byte> body);
@@ -210,7 +209,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::vector<RankView> look() const;
   std::string choices(std::int64_t now_ns) const;  // a line per rank
   void tell_peers(MessageType type, const std::vector<std::byte>& body);
-  void send_heartbeats(std::int64_t now_ns);
+  void send_heartbeats(std::int64_t now_ns, bool is_regular);
   void check_departed(const Step& step);
   bool wait_outstanding(std::int64_t until_ns, bool ends_on_abort);
 
@@ -241,6 +240,7 @@ class RankRuntime final : public MessageSink, public Progressing {
   std::int64_t last_heartbeat_ns_ = 0;            // the progress thread's
   ControlMailbox mailbox_;
   PeerWatch watch_;
+  PeerClocks clocks_;
   mutable std::mutex status_mutex_;
   Status status_;
   std::vector<RankView> last_views_;

@@ -96,9 +96,14 @@ void RankRuntime::deliver_arrived(Step& step, InboundMessage* message) {
     num_late_.fetch_add(1, std::memory_order_relaxed);  // a count
     return set_aside(message);
   }
+  const std::int64_t now_ns = now();
+  const std::int64_t computed_ns =
+      header.source_rank == rank()
+          ? 0
+          : clocks_.to_own_ns(header.source_rank, header.computed_us, now_ns);
   const Delivery delivery = is_from_owner(step, header)
                                 ? step.engine.deliver(target_of(header), header.source_stage,
-                                                      message, now())
+                                                      message, now_ns, computed_ns)
                                 : Delivery::kUnknown;
   switch (delivery) {
     case Delivery::kWaiting: return;
@@ -181,11 +186,15 @@ void RankRuntime::on_control(std::int32_t peer, const MessageHeader& header,
 
 void RankRuntime::on_heartbeat(std::int32_t peer, std::span<const std::byte> body) {
   const std::int64_t now_ns = now();
+  constexpr std::size_t kDecisionsAt = sizeof(RankState) + sizeof(ClockEcho);
+  const bool is_whole = body.size() >= kDecisionsAt;
   const auto state = parse_rank_state(body);
+  const auto echo = is_whole ? parse_echo(body.subspan(sizeof(RankState))) : std::nullopt;
   std::vector<Decision> decisions;
-  if (!state || !parse_decisions(body.subspan(sizeof *state), now_ns, &decisions)) {
+  if (!state || !echo || !parse_decisions(body.subspan(kDecisionsAt), now_ns, &decisions)) {
     return protocol_error(peer, "its heartbeat is malformed");
   }
+  clocks_.heard(peer, *echo, now_ns);
   watch_.heard(peer, *state, now_ns, std::move(decisions));
 }
 
@@ -201,10 +210,9 @@ void RankRuntime::on_peer_lost(std::int32_t peer, const Status& status) {
 
 void RankRuntime::tick(std::int64_t now_ns) {
   if (is_closing_.load(std::memory_order_acquire)) return;  // G5
-  if (now_ns - last_heartbeat_ns_ >= options_.heartbeat_ms * 1000000) {
-    last_heartbeat_ns_ = now_ns;
-    send_heartbeats(now_ns);
-  }
+  const bool is_regular = now_ns - last_heartbeat_ns_ >= options_.heartbeat_ms * 1000000;
+  if (is_regular) last_heartbeat_ns_ = now_ns;
+  send_heartbeats(now_ns, is_regular);
   if (agreement_ != nullptr) agreement_->sign_of_life();
   if (is_aborted()) return;
   const StepGuard guard(*this);
@@ -221,17 +229,24 @@ void RankRuntime::tick(std::int64_t now_ns) {
   if (step != nullptr && !step->is_over.load(std::memory_order_relaxed)) check_departed(*step);
 }
 
-void RankRuntime::send_heartbeats(std::int64_t now_ns) {
-  std::vector<std::byte> body = to_bytes(own_state(now_ns));
-  append_decisions(board_.decisions(), now_ns, &body);
+// To all peers, or between two regular times to those whose clock is to be measured soon.
+void RankRuntime::send_heartbeats(std::int64_t now_ns, bool is_regular) {
+  std::vector<std::byte> body;
   for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
     if (peer == rank() || watch_.has_left(peer)) continue;
+    if (!is_regular && !clocks_.owes(peer)) continue;
+    if (body.empty()) {
+      body = to_bytes(own_state(now_ns));
+      body.resize(body.size() + sizeof(ClockEcho));
+      append_decisions(board_.decisions(), now_ns, &body);
+    }
     Heartbeat& heartbeat = heartbeats_[peer];
     // A peer that does not read gets no second one.
     if (heartbeat.is_posted.load(std::memory_order_acquire)) continue;  // G6
     heartbeat.is_posted.store(true, std::memory_order_relaxed);  // only this thread posts them
     heartbeat.message.header = {};
     heartbeat.message.header.type = MessageType::kHeartbeat;
+    write_echo(clocks_.echo_to(peer, now()), std::span(body).subspan(sizeof(RankState)));
     heartbeat.message.metadata = body;
     transport_->post_send(peer, &heartbeat.message);
   }

@@ -59,6 +59,7 @@ StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, 
     num_slots += state.num_slots;
   }
   slots_.assign(num_slots, nullptr);
+  computed_ns_.assign(num_slots, 0);
 }
 
 const std::vector<std::int32_t>& StepEngine::senders_of(const Task& task) const {
@@ -82,9 +83,12 @@ std::pair<std::int32_t, std::int32_t> StepEngine::input_of(const Task& target,
 }
 
 Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void* payload,
-                             std::int64_t now_ns) {
+                             std::int64_t now_ns, std::int64_t computed_ns) {
   const auto [local, bit] = input_of(target, source_stage);
-  return local < 0 ? Delivery::kUnknown : set_bit(local, bit, payload, now_ns);
+  if (local < 0) return Delivery::kUnknown;
+  const Input input = computed_ns > 0 ? Input{payload, computed_ns, source_stage}
+                                      : Input{payload, now_ns, -1};
+  return set_bit(local, bit, input, now_ns);
 }
 
 bool StepEngine::announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
@@ -105,17 +109,22 @@ void StepEngine::learn_travel(std::int32_t local, std::int64_t took_ns) {
                     records_[local].ready_ns - announcement->received_ns - took_ns);
 }
 
-Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, void* payload,
+Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, const Input& input,
                              std::int64_t now_ns) {
   TaskState& state = tasks_[local];
   const std::uint64_t mask = std::uint64_t{1} << bit;
   if (state.arrived.load(std::memory_order_relaxed) & mask) return Delivery::kDuplicate;  // S2
-  slots_[state.first_slot + bit] = payload;
+  slots_[state.first_slot + bit] = input.payload;
+  computed_ns_[state.first_slot + bit] = input.computed_ns;
   const std::uint64_t before = state.arrived.fetch_or(mask, std::memory_order_acq_rel);  // S1
   RRFP_INVARIANT((before & mask) == 0, "two threads delivered one input of " +
                                            to_text(table().task(local)) + " at once");
   if ((before | mask) != state.wanted) return Delivery::kWaiting;
-  records_[local].ready_ns = now_ns;
+  const auto first = computed_ns_.begin() + state.first_slot;
+  TaskRecord& record = records_[local];
+  record.ready_ns = now_ns;
+  record.computed_ns = *std::max_element(first, first + state.num_slots);
+  record.last_source = input.source;
   return arrive(local) ? Delivery::kReady : Delivery::kWaiting;
 }
 
@@ -193,7 +202,7 @@ void StepEngine::retire(std::int32_t local, std::int64_t now_ns) {
 void StepEngine::release_dependents(const Task& task, std::int64_t now_ns) {
   const auto release = [&](TaskKind kind) {
     const std::int32_t local = table().local({task.stage, kind, task.microbatch});
-    if (local >= 0) set_bit(local, 0, nullptr, now_ns);
+    if (local >= 0) set_bit(local, 0, {nullptr, now_ns, -1}, now_ns);
   };
   if (task.kind == TaskKind::kForward) {
     release(TaskKind::kBackward);

@@ -6,8 +6,9 @@
 //            F   one per incoming edge (source stages: none)
 //            B,I bit 0: its own F retired; bit 1+i: the gradient of consumer i
 //            W   bit 0: its I retired
-//          deliver() stores the payload, then sets the bit with one RMW, which also tells
-//          completion (it was the last one missing). A bit that is set already is a duplicate.
+//          deliver() stores the payload and when it was computed, then sets the bit with one
+//          RMW, which also tells completion (it was the last one missing). A bit that is set
+//          already is a duplicate.
 // Waiting  Where the plan waits, a rank announces what it starts, with what that usually takes;
 //          announce() takes the word of a peer. learn_travel() compares it with what came.
 // Group    With a StepAgreement a task that has all its inputs is ready when that is so at every
@@ -52,6 +53,9 @@ struct TaskRecord {
   std::int64_t claimed_ns = 0;
   std::int64_t retired_ns = 0;
   std::int32_t overtaken = 0;   // hint positions it overtook
+  std::int64_t computed_ns = 0;    // since when its inputs had all been computed
+  std::int32_t last_source = -1;   // whose message came last; -1: nobody's, or it is not known
+                                   // when that one was computed
 };
 
 class StepEngine {
@@ -61,9 +65,10 @@ class StepEngine {
   StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times = nullptr,
              std::unique_ptr<StepAgreement> agreement = nullptr);
 
-  // The output of `source_stage` for `target` (an F), or its gradient for `target` (a B or I).
+  // The output of `source_stage` for `target` (an F), or its gradient for `target` (a B or I),
+  // which another rank had computed at computed_ns; 0: this rank did, or it is not known.
   Delivery deliver(const Task& target, std::int32_t source_stage, void* payload,
-                   std::int64_t now_ns);
+                   std::int64_t now_ns, std::int64_t computed_ns = 0);
 
   // `source_stage` has started what `target` waits for, which usually takes it expected_ns.
   // False: the plan does not wait, no such task or edge, or announced before; nothing changed.
@@ -147,7 +152,12 @@ class StepEngine {
   // The task and the bit of an input; {-1, -1}: no such task or edge.
   std::pair<std::int32_t, std::int32_t> input_of(const Task& target,
                                                  std::int32_t source_stage) const;
-  Delivery set_bit(std::int32_t local, std::int32_t bit, void* payload, std::int64_t now_ns);
+  struct Input {
+    void* payload = nullptr;
+    std::int64_t computed_ns = 0;
+    std::int32_t source = -1;  // TaskRecord::last_source, if it comes last
+  };
+  Delivery set_bit(std::int32_t local, std::int32_t bit, const Input& input, std::int64_t now_ns);
   void release_dependents(const Task& task, std::int64_t now_ns);
   Missing missing_of(std::int32_t local) const;
   bool arrive(std::int32_t local);  // true: it can run now
@@ -161,6 +171,7 @@ class StepEngine {
   Arbiter arbiter_;
   std::vector<TaskState> tasks_;     // by local
   std::vector<void*> slots_;         // payloads, task by task, input by input
+  std::vector<std::int64_t> computed_ns_;  // likewise; S1
   std::vector<TaskRecord> records_;  // by local
   std::vector<std::int32_t> none_;   // senders of a W
   std::int32_t num_retired_ = 0;

@@ -1,5 +1,8 @@
 """A rank of test_two_hosts.py: trains three steps and compares with a plain loop; or trains on
-until the line is cut, and says what it was told."""
+until the line is cut, and says what it was told.
+
+    host_rank.py [TRANSPORT ["until cut" | "large messages" | "slow producer"]]
+"""
 
 import json
 import os
@@ -12,16 +15,28 @@ import torch.distributed as dist
 import rrfp
 
 SHAPES = [(17, 6), (3, 6), (257, 6), (64, 6), (1, 6), (9, 6)]
+LARGE = [(1500, 6)] * 6  # 72 kB a message: longer under way than computed, where packets get lost
+
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.02)
+        return x
 
 
 def main():
     torch.set_num_threads(1)
+    transport = sys.argv[1] if len(sys.argv) > 1 else "auto"
+    mode = sys.argv[2] if len(sys.argv) > 2 else ""
     dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)
     stages = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()).double()
               for _ in range(num_ranks)]
-    data = [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
+    if mode == "slow producer":
+        stages[0].append(Slow())
+    data = [torch.randn(shape, dtype=torch.float64)
+            for shape in (LARGE if mode == "large messages" else SHAPES)]
 
     def step():
         stages[rank].zero_grad()
@@ -30,12 +45,12 @@ def main():
             data if rank == 0 else None,
             data if rank == num_ranks - 1 else None,
             torch.nn.functional.mse_loss,
-            transport=sys.argv[1] if len(sys.argv) > 1 else "auto",
+            transport=transport,
             broadcast_loss=True,
             stall_timeout_s=60,
         )
 
-    if sys.argv[2:] == ["until cut"]:
+    if mode == "until cut":
         return train_until_cut(step, rank)
     result = [step() for _ in range(3)][-1]
     mine = [parameter.grad for parameter in stages[rank].parameters()]
@@ -44,8 +59,11 @@ def main():
     for mine_of_one, gradient in zip(mine, gradients):
         torch.testing.assert_close(mine_of_one, gradient)
     report = result.report.ranks[0]
-    print(json.dumps({"rank": rank, "wall_s": report.wall_s, "input_s": report.idle_input_s}),
-          flush=True)
+    parts = report.compute_s + report.idle_s + report.host_s
+    assert abs(parts - report.wall_s) < 1e-6, report
+    print(json.dumps({"rank": rank, "wall_s": report.wall_s, "input_s": report.idle_input_s,
+                      "transfer_s": report.idle_transfer_s, "from": report.transfer_from_s,
+                      "text": str(result.report)}), flush=True)
     dist.destroy_process_group()
 
 

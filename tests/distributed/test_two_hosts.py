@@ -1,12 +1,14 @@
 """Ranks that only TCP connects: on one host, and on two with delay and loss between them.
 
 Would catch: an address that the other host cannot reach, a wrong answer when packets come late, a
-Unix socket assumed where there is none.
+Unix socket assumed where there is none, a report that blames a stage for what the line costs or
+the line for what a stage costs.
 """
 
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,9 +43,14 @@ def finish(processes):
 
 
 def test_tcp_on_one_host():
+    """The first stage sleeps: what the others wait for is not computed yet."""
     port = free_port()
-    said = finish([start(rank, 3, "127.0.0.1", port, "tcp") for rank in range(3)])
+    said = finish([start(rank, 3, "127.0.0.1", port, "tcp", arguments=["slow producer"])
+                   for rank in range(3)])
     assert [line["rank"] for line in said] == [0, 1, 2]
+    for line in said[1:]:
+        assert line["input_s"] > 0.5 * line["wall_s"], said
+        assert line["input_s"] > 2 * line["transfer_s"], said
 
 
 def test_interface_that_is_not_there():
@@ -78,12 +85,24 @@ def on_host(hosts, rank, **more):
     "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
 )
 def test_two_hosts_with_delay_and_loss(seed, interfaces):
-    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost."""
+    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost. The two ranks at the line say
+    that they were idle for what was on it, and whose that was; the others waited for those two.
+    """
     with two_hosts(seed) as hosts:
-        said = finish([on_host(hosts, rank, RRFP_SOCKET_IFNAME=interfaces) for rank in range(4)])
+        said = finish([on_host(hosts, rank, arguments=["large messages"],
+                               RRFP_SOCKET_IFNAME=interfaces) for rank in range(4)])
     assert len(said) == 4
     # A microbatch crosses the line there and back.
     assert all(line["wall_s"] > 0.010 for line in said), said
+    for rank, other in ((1, 2), (2, 1)):
+        line = said[rank]
+        assert line["transfer_s"] > line["input_s"], said
+        assert line["from"][str(other)] > 0.8 * line["transfer_s"], said
+        words = (rf"rank {rank} was idle for [\d.]+ ms \([\d.]+ % of its wall time\) while its "
+                 rf"next input was computed and in transfer: [\d.]+ ms from rank {other}")
+        assert re.search(words, line["text"]), line["text"]
+    for line in (said[0], said[3]):
+        assert line["input_s"] > 2 * line["transfer_s"], said
 
 
 def test_line_that_goes_down(seed):

@@ -100,7 +100,7 @@ void DeviceRank::describe(TestSend& send, const std::vector<std::uint64_t>& size
   send.header = MessageHeader{};
   send.header.place = MemoryPlace::kDevice;
   send.header.microbatch = static_cast<std::int32_t>(seed);
-  send.header.num_tensors = static_cast<std::uint32_t>(sizes.size());
+  send.header.num_tensors = static_cast<std::uint16_t>(sizes.size());
   send.metadata.resize(sizes.size() * sizeof(std::uint64_t));
   if (!sizes.empty()) std::memcpy(send.metadata.data(), sizes.data(), send.metadata.size());
   send.segments.clear();

@@ -36,6 +36,7 @@ TEST_CASE(every_rank_ends_alike_whatever_goes_wrong) {
     return RuntimeWorld(seed, caps).run(counts);
   });
   counts.add(StepChecker::counts);
+  counts.of["steps with idle time judged exactly"] += IdleChecker::num_exact;
   for (const auto& [name, count] : counts.of) {
     std::printf("  %8lld %s\n", static_cast<long long>(count), name.c_str());
   }
@@ -75,6 +76,8 @@ TEST_CASE(every_mutant_is_found) {
       {"wrong consumer summed", Mutant::kWrongConsumer},
       {"a message left behind", Mutant::kLeavesMessage},
       {"any header is taken", Mutant::kTakesAnyHeader},
+      {"computed on arrival", Mutant::kComputedOnArrival},
+      {"computed too early", Mutant::kComputedEarly},
   };
   for (const auto& [name, mutant] : mutants) {
     std::string wrong;

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "idle_checker.hpp"
 #include "random_step.hpp"
 #include "sim_rank.hpp"
 #include "step_checkers.hpp"
@@ -23,7 +24,8 @@
 namespace rrfp::test {
 
 enum class Mutant : std::uint8_t {
-  kNone, kForgetsWaiter, kStaleAccepted, kWrongConsumer, kLeavesMessage, kTakesAnyHeader
+  kNone, kForgetsWaiter, kStaleAccepted, kWrongConsumer, kLeavesMessage, kTakesAnyHeader,
+  kComputedOnArrival, kComputedEarly
 };
 
 class RuntimeWorld {
@@ -62,6 +64,7 @@ class RuntimeWorld {
   static constexpr std::int64_t kStartNs = 1000000;
   static constexpr std::int64_t kTickNs = 1000000;
   static constexpr std::int64_t kEndsWithinNs = 400000000;  // of the fault: all time-outs together
+  static constexpr std::int64_t kClocksMeasuredNs = 10000000;  // two heartbeats
   static constexpr std::int64_t kHorizonNs = 2000000000;
 
   std::int64_t draw(std::int64_t least, std::int64_t most) {
@@ -78,6 +81,8 @@ class RuntimeWorld {
     if (mutant_ == Mutant::kForgetsWaiter) model.forgotten_rank = step_.num_ranks() - 1;
     model.stale_is_current = mutant_ == Mutant::kStaleAccepted;
     model.header_is_unchecked = mutant_ == Mutant::kTakesAnyHeader;
+    if (mutant_ == Mutant::kComputedOnArrival) model.computed_early_ns = kOnArrival;
+    if (mutant_ == Mutant::kComputedEarly) model.computed_early_ns = 20000;
     return model;
   }
 
@@ -191,7 +196,13 @@ class RuntimeWorld {
       schedule.ranks.push_back(rank->ran());
       schedule.peak_units.push_back(rank->peak_units());
     }
-    return StepChecker(step_, *script_.plan, schedule, script_.num_steps > 1).verdict();
+    const std::string wrong =
+        StepChecker(step_, *script_.plan, schedule, script_.num_steps > 1).verdict();
+    if (!wrong.empty()) return wrong;
+    std::vector<StepTimes> times;
+    for (const auto& rank : ranks) times.push_back(rank->times());
+    const bool are_measured = ranks[0]->begun_ns() > kStartNs + kClocksMeasuredNs;
+    return IdleChecker(step_, schedule, are_measured).verdict(times);
   }
 
   // A broken connection is two words for one thing: who closed it, and that it is closed.

@@ -57,6 +57,8 @@ class SimEvents {
   std::int64_t num_events_ = 0;
 };
 
+inline constexpr std::int64_t kOnArrival = -1;
+
 struct NetworkModel {
   std::function<std::int64_t(const Task& from)> latency_ns;  // of payloads
   std::function<std::int64_t()> control_latency_ns;          // of everything else
@@ -66,7 +68,8 @@ struct NetworkModel {
   std::int32_t forgotten_rank = -1;   // hears of no abort and no goodbye
   bool stale_is_current = false;      // late messages count as the current step's
   bool header_is_unchecked = false;
-};
+  std::int64_t computed_early_ns = 0;  // what every header is off by; kOnArrival: it says when
+};                                     // it came
 
 class SimTransport;
 

@@ -50,6 +50,8 @@ class SimRank {
   // Of the last step that ended, times from its start.
   const std::vector<VirtualTask>& ran() const { return finished_ran_; }
   std::int32_t peak_units() const { return peak_units_; }
+  const StepTimes& times() const { return times_; }
+  std::int64_t begun_ns() const { return begun_ns_; }
   std::int64_t num_hint_waits = 0;
 
   void die() {
@@ -175,7 +177,7 @@ class SimRank {
 
   bool end_tasks() {
     peak_units_ = runtime_->engine().arbiter().peak_units();
-    runtime_->end_step();
+    times_ = runtime_->end_step();
     finished_ran_ = std::exchange(ran_, {});
     phase_ = Phase::kSends;
     return true;
@@ -240,6 +242,7 @@ class SimRank {
   std::int32_t running_ = -1, num_tasks_ = 0, peak_units_ = 0;
   std::vector<InboundMessage*> inputs_;
   std::vector<VirtualTask> ran_, finished_ran_;
+  StepTimes times_;
   std::int64_t num_live_outputs_ = 0, num_late_ = 0;
 };
 

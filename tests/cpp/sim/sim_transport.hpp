@@ -44,6 +44,9 @@ class SimTransport final : public Transport {
     header.source_rank = rank_;
     header.metadata_bytes = static_cast<std::uint32_t>(message->metadata.size());
     header.payload_bytes = total_payload_bytes(*message);
+    if (network_.model.computed_early_ns > 0) {
+      header.computed_us = to_short_us(virtual_ns() - network_.model.computed_early_ns);
+    }
     auto packet = std::make_shared<SimPacket>(SimPacket{header, message->metadata, {}, false, 0,
                                                         message});
     packet->payload.resize(header.payload_bytes);
@@ -80,6 +83,9 @@ class SimTransport final : public Transport {
         std::copy_n(packet->payload.begin(),
                     std::min<std::size_t>(packet->payload.size(), buffer->header.payload_bytes),
                     buffer->payload);
+      }
+      if (network_.model.computed_early_ns == kOnArrival) {
+        buffer->header.computed_us = to_short_us(virtual_ns());
       }
       if (network_.model.stale_is_current) buffer->header.step = network_.endpoints[rank_].step;
       sink_->on_message(ticket.peer, buffer);

@@ -225,10 +225,10 @@ TEST_CASE(another_version_ends_the_setup_on_both_sides) {
   auto rank_0 = join_group(listener, socket_setup(0, {listener.address(), "unix:nobody"}));
   Caller caller(listener.address());
   caller.write(hello(1, 9));
-  CHECK(has(caller.read_to_end(), "rank 1, speaks wire version 9, rank 0 speaks 1"));
+  CHECK(has(caller.read_to_end(), "rank 1, speaks wire version 9, rank 0 speaks 2"));
   const Outcome outcome = rank_0.get();
   CHECK(outcome.status.code == StatusCode::kProtocol);
-  CHECK(has(outcome.status.message, "speaks wire version 9, rank 0 speaks 1"));
+  CHECK(has(outcome.status.message, "speaks wire version 9, rank 0 speaks 2"));
   CHECK(listener.sockets().empty());
 }
 

@@ -73,7 +73,7 @@ class TestMessage : public OutboundMessage {
     header.source_stage = 1;
     header.target_stage = 2;
     header.microbatch = static_cast<std::int32_t>(seed % 1000);
-    header.num_tensors = static_cast<std::uint32_t>(tensor_bytes.size());
+    header.num_tensors = static_cast<std::uint16_t>(tensor_bytes.size());
     append_word(&metadata, seed);
     for (std::size_t i = 0; i < tensor_bytes.size(); ++i) {
       append_word(&metadata, tensor_bytes[i]);
