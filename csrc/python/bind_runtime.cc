@@ -17,17 +17,7 @@ py::object status_tuple(const RuntimeHandle& runtime) {
   return py::make_tuple(status.code, status.origin_rank, status.message);
 }
 
-}  // namespace
-
-void bind_runtime(py::module_& module) {
-  module.attr("CLAIMED_NOTHING") = RuntimeHandle::kClaimedNothing;
-  module.attr("ALL_CLAIMED") = RuntimeHandle::kAllClaimed;
-
-  py::class_<Inbound>(module, "Inbound", "A received message; its payload lives with its tensors.")
-      .def_property_readonly("metadata", &Inbound::metadata)
-      .def("capsules", &Inbound::capsules, py::arg("layouts"),
-           "DLPack capsules for (type code, bits, shape) of each tensor, in order.");
-
+void bind_step_times(py::module_& module) {
   py::class_<StepTimes>(module, "StepTimes", "Where a rank's wall time went, in ns.")
       .def_readonly("wall_ns", &StepTimes::wall_ns)
       .def_readonly("compute_ns", &StepTimes::compute_ns)
@@ -39,6 +29,20 @@ void bind_runtime(py::module_& module) {
       .def_readonly("host_ns", &StepTimes::host_ns)
       .def_readonly("transfer_from_ns", &StepTimes::transfer_from_ns,
                     "idle_transfer_ns by the rank whose message it was.");
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& module) {
+  module.attr("CLAIMED_NOTHING") = RuntimeHandle::kClaimedNothing;
+  module.attr("ALL_CLAIMED") = RuntimeHandle::kAllClaimed;
+
+  py::class_<Inbound>(module, "Inbound", "A received message; its payload lives with its tensors.")
+      .def_property_readonly("metadata", &Inbound::metadata)
+      .def("capsules", &Inbound::capsules, py::arg("layouts"),
+           "DLPack capsules for (type code, bits, shape) of each tensor, in order.");
+
+  bind_step_times(module);
 
   py::class_<RuntimeHandle>(module, "Runtime", "One rank of one pipeline, across its steps.")
       .def_property_readonly("rank", &RuntimeHandle::rank)

@@ -84,6 +84,7 @@ class SimRank {
 
   bool enter() {
     if (num_finished_ == script_.num_steps) return finish();
+    if (virtual_ns() < script_.starts_ns) return false;  // the next tick looks again
     const Fault& fault = network_.model.fault;
     if (fault.kind == FaultKind::kNeverStarts && fault.rank == rank_ &&
         fault.step == num_finished_) {

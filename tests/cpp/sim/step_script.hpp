@@ -13,6 +13,7 @@ struct StepScript {
   std::shared_ptr<const StepPlan> plan;
   std::function<std::int64_t(const Task&)> duration_ns;
   std::uint32_t num_steps = 1;
+  std::int64_t starts_ns = 0;  // nobody enters the first step before
   std::int64_t stall_timeout_ms = 100;
   // Broken on purpose, for the mutants.
   bool swaps_consumers = false;

@@ -32,6 +32,11 @@ class Puppet final : public MessageSink {
     message->metadata = std::move(body);
     transport_->post_send(0, message);
   }
+  void send_heartbeat(const RankState& state) {
+    std::vector<std::byte> body = to_bytes(state);
+    body.resize(body.size() + sizeof(ClockEcho));
+    send(MessageType::kHeartbeat, {}, std::move(body));
+  }
   void send_started(const Task& target, std::uint32_t duration_us, std::uint32_t step = 0) {
     MessageHeader header;
     header.step = step;
@@ -143,9 +148,18 @@ TEST_CASE(messages_of_other_steps) {
 }
 
 TEST_CASE(bodies_that_cannot_be_read_are_refused) {
-  Stage heartbeat;
-  heartbeat.puppet->send(MessageType::kHeartbeat, {}, std::vector<std::byte>(5));
-  heartbeat.expect_protocol_error("its heartbeat is malformed");
+  std::vector<std::vector<std::byte>> bodies = {std::vector<std::byte>(5), to_bytes(RankState{})};
+  for (const std::size_t more : {sizeof(ClockEcho) - 1, sizeof(ClockEcho) + 1}) {
+    bodies.push_back(to_bytes(RankState{}));
+    bodies.back().resize(sizeof(RankState) + more);
+  }
+  bodies.push_back(to_bytes(RankState{}));
+  bodies.back().resize(sizeof(RankState) + sizeof(ClockEcho), std::byte{0xff});
+  for (const auto& body : bodies) {
+    Stage heartbeat;
+    heartbeat.puppet->send(MessageType::kHeartbeat, {}, body);
+    heartbeat.expect_protocol_error("its heartbeat is malformed");
+  }
   Stage abort;
   abort.puppet->send(MessageType::kAbort, {}, std::vector<std::byte>(5));
   abort.expect_protocol_error("its abort is malformed");
@@ -170,7 +184,7 @@ TEST_CASE(a_frozen_peer_is_lost) {
   state.activity = Activity::kRunning;
   state.stage = 1;
   state.microbatch = 3;
-  stage.puppet->send(MessageType::kHeartbeat, {}, to_bytes(state));
+  stage.puppet->send_heartbeat(state);
   while (stage.rank->claim(20000).outcome == ClaimOutcome::kTask) {
   }
   CHECK(stage.rank->status().code == StatusCode::kPeerLost);
@@ -184,7 +198,7 @@ TEST_CASE(a_broken_connection_names_the_last_words) {
   state.activity = Activity::kRunning;
   state.stage = 1;
   state.microbatch = 2;
-  stage.puppet->send(MessageType::kHeartbeat, {}, to_bytes(state));
+  stage.puppet->send_heartbeat(state);
   stage.puppet.reset();  // without a goodbye
   CHECK(stage.rank->status().code == StatusCode::kPeerLost);
   CHECK(stage.rank->status().message.find("Rank 1 is inside 1F2") != std::string::npos);
