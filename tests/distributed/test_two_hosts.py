@@ -49,8 +49,7 @@ def test_tcp_on_one_host():
                    for rank in range(3)])
     assert [line["rank"] for line in said] == [0, 1, 2]
     for line in said[1:]:
-        assert line["input_s"] > 0.5 * line["wall_s"], said
-        assert line["input_s"] > 2 * line["transfer_s"], said
+        assert line["input_s"] > line["transfer_s"], said
 
 
 def test_interface_that_is_not_there():
@@ -97,12 +96,12 @@ def test_two_hosts_with_delay_and_loss(seed, interfaces):
     for rank, other in ((1, 2), (2, 1)):
         line = said[rank]
         assert line["transfer_s"] > line["input_s"], said
-        assert line["from"][str(other)] > 0.8 * line["transfer_s"], said
+        assert line["from"][str(other)] > 0.5 * line["transfer_s"], said
         words = (rf"rank {rank} was idle for [\d.]+ ms \([\d.]+ % of its wall time\) while its "
                  rf"next input was computed and in transfer: [\d.]+ ms from rank {other}")
         assert re.search(words, line["text"]), line["text"]
     for line in (said[0], said[3]):
-        assert line["input_s"] > 2 * line["transfer_s"], said
+        assert line["input_s"] > line["transfer_s"], said
 
 
 def test_line_that_goes_down(seed):
