@@ -28,11 +28,13 @@ class RankReport:
 
     Attributes:
         compute_s: Inside stage functions (and rrfp's handing over of their results).
-        idle_input_s: Nothing had all its inputs, and what ran next lacked one that was not
-            computed yet.
+        idle_warmup_s: Before the first task of the rank: its inputs were not computed yet. The
+            pipeline fills.
+        idle_input_s: Later: nothing had all its inputs, and what ran next lacked one that was not
+            computed yet. Draining counts here: the step of a rank is over with its last task.
         idle_transfer_s: Nothing had all its inputs, and those of what ran next were all computed:
             the last of them was on its way from another rank. Where it is not known when an
-            input was computed, all the waiting for it counts as ``idle_input_s``.
+            input was computed, no waiting for it counts here.
         transfer_from_s: ``{rank: seconds}``, ``idle_transfer_s`` by the rank that it was on its
             way from.
         idle_limit_s: The in-flight limit held a ready forward back.
@@ -48,6 +50,7 @@ class RankReport:
     rank: int
     wall_s: float
     compute_s: float
+    idle_warmup_s: float
     idle_input_s: float
     idle_transfer_s: float
     idle_limit_s: float
@@ -72,8 +75,8 @@ class RankReport:
 
     @property
     def idle_s(self):
-        return (self.idle_input_s + self.idle_transfer_s + self.idle_limit_s + self.idle_slack_s
-                + self.idle_agreement_s)
+        return (self.idle_warmup_s + self.idle_input_s + self.idle_transfer_s + self.idle_limit_s
+                + self.idle_slack_s + self.idle_agreement_s)
 
     @property
     def skips(self):
@@ -100,13 +103,13 @@ class StepReport:
     fused: dict = field(default_factory=dict)
 
     def __str__(self):
-        head = ("rank", "wall ms", "compute", "input", "transfer", "limit", "slack", "agreement",
-                "host", "tasks", "skips", "peak units")
+        head = ("rank", "wall ms", "compute", "warm-up", "input", "transfer", "limit", "slack",
+                "agreement", "host", "tasks", "skips", "peak units")
         rows = [head]
         for r in self.ranks:
             limit = "none" if r.limit_units < 0 else r.limit_units
-            parts = (r.compute_s, r.idle_input_s, r.idle_transfer_s, r.idle_limit_s,
-                     r.idle_slack_s, r.idle_agreement_s, r.host_s)
+            parts = (r.compute_s, r.idle_warmup_s, r.idle_input_s, r.idle_transfer_s,
+                     r.idle_limit_s, r.idle_slack_s, r.idle_agreement_s, r.host_s)
             share = [f"{100 * part / r.wall_s if r.wall_s else 0:.1f} %" for part in parts]
             rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
                          str(r.skips), f"{r.peak_units} of {limit}"))
@@ -168,6 +171,7 @@ def rank_report(rank_step, limit_bytes=None):
         rank=runtime.rank,
         wall_s=times.wall_ns / 1e9,
         compute_s=times.compute_ns / 1e9,
+        idle_warmup_s=times.idle_warmup_ns / 1e9,
         idle_input_s=times.idle_input_ns / 1e9,
         idle_transfer_s=times.idle_transfer_ns / 1e9,
         idle_limit_s=times.idle_limit_ns / 1e9,

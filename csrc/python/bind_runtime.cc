@@ -21,6 +21,7 @@ void bind_step_times(py::module_& module) {
   py::class_<StepTimes>(module, "StepTimes", "Where a rank's wall time went, in ns.")
       .def_readonly("wall_ns", &StepTimes::wall_ns)
       .def_readonly("compute_ns", &StepTimes::compute_ns)
+      .def_readonly("idle_warmup_ns", &StepTimes::idle_warmup_ns)
       .def_readonly("idle_input_ns", &StepTimes::idle_input_ns)
       .def_readonly("idle_transfer_ns", &StepTimes::idle_transfer_ns)
       .def_readonly("idle_limit_ns", &StepTimes::idle_limit_ns)

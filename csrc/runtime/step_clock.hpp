@@ -4,6 +4,8 @@
 // Transfer A wait for inputs ends when a task can run. If its last input came from another rank,
 //          the wait is split at the moment from which that input (and every other of the task)
 //          was computed: before it the input was not computed yet, after it it was in transfer.
+// Warm-up  What was not computed yet before the rank's first task: the pipeline fills. (A rank's
+//          step is over with its last task: while it drains, it waits for inputs like any other.)
 // Threads  the rank's worker. Cost: one addition at each change, two at the end of a wait.
 #pragma once
 
@@ -20,6 +22,7 @@ namespace rrfp {
 struct StepTimes {
   std::int64_t wall_ns = 0;
   std::int64_t compute_ns = 0;      // between claim and retire
+  std::int64_t idle_warmup_ns = 0;  // before the first task: its inputs were not computed yet
   std::int64_t idle_input_ns = 0;   // no task had all its inputs: one was not computed yet
   std::int64_t idle_transfer_ns = 0;  // likewise, but they were computed and still on their way
   std::int64_t idle_limit_ns = 0;   // the in-flight limit held a ready forward back
@@ -43,6 +46,7 @@ class StepClock {
     times_ = {};
     times_.transfer_from_ns = std::move(by_rank);
     waits_.clear();
+    has_claimed_ = false;
     part_ = &times_.host_ns;
     since_ns_ = now_ns;
   }
@@ -56,6 +60,7 @@ class StepClock {
       times_.transfer_from_ns[transfer.source_rank] += moved_ns;
     }
     waits_.clear();
+    if (!std::exchange(has_claimed_, true)) std::swap(times_.idle_warmup_ns, times_.idle_input_ns);
   }
   void retired(std::int64_t now_ns) { enter(times_.host_ns, now_ns); }
   void blocked(Blocked why, std::int64_t now_ns) {
@@ -91,6 +96,7 @@ class StepClock {
   StepTimes times_;
   std::int64_t* part_ = &times_.host_ns;
   std::int64_t since_ns_ = 0;
+  bool has_claimed_ = false;  // in this step
   std::vector<Wait> waits_;  // of a wait that changes its cause, one each time
 };
 

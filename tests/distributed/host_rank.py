@@ -63,7 +63,8 @@ def main():
     report = result.report.ranks[0]
     parts = report.compute_s + report.idle_s + report.host_s
     assert abs(parts - report.wall_s) < 1e-6, report
-    print(json.dumps({"rank": rank, "wall_s": report.wall_s, "input_s": report.idle_input_s,
+    print(json.dumps({"rank": rank, "wall_s": report.wall_s,
+                      "input_s": report.idle_warmup_s + report.idle_input_s,
                       "transfer_s": report.idle_transfer_s, "from": report.transfer_from_s,
                       "text": str(result.report)}), flush=True)
     dist.destroy_process_group()

@@ -13,16 +13,17 @@ from torch import nn
 import rrfp
 from rrfp.report import RankReport, StepReport
 
-PARTS = ("compute_s", "idle_input_s", "idle_transfer_s", "idle_limit_s", "idle_slack_s",
-         "idle_agreement_s", "host_s")
+PARTS = ("compute_s", "idle_warmup_s", "idle_input_s", "idle_transfer_s", "idle_limit_s",
+         "idle_slack_s", "idle_agreement_s", "host_s")
 
 
 def rank_report(transfer_from_s, wall_s=1.0):
     transfer_s = sum(transfer_from_s.values())
     return RankReport(
-        rank=1, wall_s=wall_s, compute_s=wall_s - transfer_s, idle_input_s=0.0,
-        idle_transfer_s=transfer_s, idle_limit_s=0.0, idle_slack_s=0.0, idle_agreement_s=0.0,
-        host_s=0.0, peak_units=1, limit_units=2, records=(), transfer_from_s=transfer_from_s)
+        rank=1, wall_s=wall_s, compute_s=wall_s - transfer_s, idle_warmup_s=0.0,
+        idle_input_s=0.0, idle_transfer_s=transfer_s, idle_limit_s=0.0, idle_slack_s=0.0,
+        idle_agreement_s=0.0, host_s=0.0, peak_units=1, limit_units=2, records=(),
+        transfer_from_s=transfer_from_s)
 
 
 def test_every_second_is_in_one_part():

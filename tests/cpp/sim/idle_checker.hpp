@@ -50,9 +50,12 @@ class IdleChecker {
     std::int64_t from_ranks_ns = 0;
     for (const std::int64_t ns : times.transfer_from_ns) from_ranks_ns += ns;
     if (times.compute_ns != busy_ns) return "the compute time is not that of its tasks";
-    if (times.idle_input_ns + times.idle_transfer_ns + other_ns != idle_ns ||
-        times.wall_ns != busy_ns + idle_ns) {
+    if (times.idle_warmup_ns + times.idle_input_ns + times.idle_transfer_ns + other_ns !=
+            idle_ns || times.wall_ns != busy_ns + idle_ns) {
       return "the parts of the idle time do not add up";
+    }
+    if (times.idle_warmup_ns > schedule_.ranks[rank].front().start_ns) {
+      return "it warmed up for longer than until its first task";
     }
     if (from_ranks_ns != times.idle_transfer_ns || times.transfer_from_ns[rank] != 0) {
       return "the transfers by rank do not add up";

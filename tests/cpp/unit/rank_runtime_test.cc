@@ -25,8 +25,8 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 std::int64_t sum_of_parts(const StepTimes& times) {
-  return times.compute_ns + times.idle_input_ns + times.idle_transfer_ns + times.idle_limit_ns +
-         times.idle_slack_ns + times.host_ns;
+  return times.compute_ns + times.idle_warmup_ns + times.idle_input_ns + times.idle_transfer_ns +
+         times.idle_limit_ns + times.idle_slack_ns + times.host_ns;
 }
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }

@@ -14,14 +14,16 @@ using namespace rrfp::test;
 namespace {
 
 std::int64_t sum_of_parts(const StepTimes& t) {
-  return t.compute_ns + t.idle_input_ns + t.idle_transfer_ns + t.idle_limit_ns + t.idle_slack_ns +
-         t.idle_agreement_ns + t.host_ns;
+  return t.compute_ns + t.idle_warmup_ns + t.idle_input_ns + t.idle_transfer_ns +
+         t.idle_limit_ns + t.idle_slack_ns + t.idle_agreement_ns + t.host_ns;
 }
 
 // A wait for an input from 10 to 30, the input of rank 1 computed at computed_ns.
 StepTimes wait_of_20(std::int64_t computed_ns, std::int32_t source_rank = 1) {
   StepClock clock;
   clock.begin(2, 0);
+  clock.claimed({}, 1);
+  clock.retired(10);
   clock.blocked(Blocked::kInput, 10);
   clock.claimed({computed_ns, source_rank}, 30);
   clock.retired(100);
@@ -44,6 +46,8 @@ TEST_CASE(a_wait_is_split_where_its_input_was_computed) {
 TEST_CASE(only_waits_for_inputs_are_split) {
   StepClock clock;
   clock.begin(3, 0);
+  clock.claimed({}, 0);
+  clock.retired(10);
   clock.blocked(Blocked::kInput, 10);
   clock.blocked(Blocked::kInput, 12);
   clock.blocked(Blocked::kLimit, 20);
@@ -57,6 +61,23 @@ TEST_CASE(only_waits_for_inputs_are_split) {
   CHECK(times.idle_input_ns == 5 && times.idle_limit_ns == 15);
   CHECK(times.transfer_from_ns == std::vector<std::int64_t>({0, 3, 10}));
   CHECK(times.idle_transfer_ns == 13 && sum_of_parts(times) == times.wall_ns);
+}
+
+TEST_CASE(what_the_first_task_waits_for_is_warm_up_or_transfer) {
+  StepClock clock;
+  for (int step = 0; step < 2; ++step) {
+    clock.begin(2, 0);
+    clock.blocked(Blocked::kInput, 0);
+    clock.blocked(Blocked::kLimit, 8);
+    clock.blocked(Blocked::kInput, 10);
+    clock.claimed({25, 1}, 30);
+    clock.retired(40);
+    clock.blocked(Blocked::kInput, 40);
+    clock.claimed({}, 47);
+    const StepTimes times = clock.end(50);
+    CHECK(times.idle_warmup_ns == 23 && times.idle_transfer_ns == 5 && times.idle_input_ns == 7);
+    CHECK(times.idle_limit_ns == 2 && sum_of_parts(times) == times.wall_ns);
+  }
 }
 
 // Whatever happens when, against a clock that books each nanosecond by itself.
@@ -93,7 +114,8 @@ TEST_CASE(random_steps_equal_a_clock_of_single_nanoseconds) {
       now_ns += draw(2);
     }
     const StepTimes times = clock.end(now_ns);
-    CHECK(times.idle_input_ns == input_ns && times.transfer_from_ns == from_ns);
+    CHECK(times.idle_warmup_ns + times.idle_input_ns == input_ns);
+    CHECK(times.transfer_from_ns == from_ns);
     CHECK(times.idle_transfer_ns == std::accumulate(from_ns.begin(), from_ns.end(), 0L));
     CHECK(times.idle_limit_ns + times.idle_slack_ns + times.idle_agreement_ns == other_idle_ns);
     CHECK(sum_of_parts(times) == times.wall_ns && times.wall_ns == now_ns - 1000);
