@@ -20,6 +20,8 @@ std::optional<std::int32_t> parse_index(std::string_view digits) {
 
 char kind_letter(TaskKind kind) { return kLetters[static_cast<std::size_t>(kind)]; }
 
+std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
+
 std::string to_text(const Task& task) {
   return std::to_string(task.stage) + kind_letter(task.kind) + std::to_string(task.microbatch);
 }

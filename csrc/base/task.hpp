@@ -29,6 +29,7 @@ struct Task {
 
 // "2F0". The inverse, parse_task, accepts exactly this form and answers nullopt otherwise.
 std::string to_text(const Task& task);
+std::string rank_text(std::int32_t rank);  // as messages name it: "rank 2"
 std::optional<Task> parse_task(std::string_view text);
 
 }  // namespace rrfp

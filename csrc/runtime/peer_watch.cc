@@ -4,12 +4,11 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/task.hpp"
 
 namespace rrfp {
 
 namespace {
-
-std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
 
 bool is_in_step(const RankState& state) {
   return state.activity == Activity::kWaiting || state.activity == Activity::kRunning ||

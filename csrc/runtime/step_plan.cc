@@ -13,7 +13,6 @@ namespace rrfp {
 namespace {
 
 constexpr const char* kUsersOrder = "order";
-std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
 
 void check_permutation(const std::vector<std::int32_t>& order, std::int32_t num_microbatches) {
   RRFP_CHECK(static_cast<std::int32_t>(order.size()) == num_microbatches,
