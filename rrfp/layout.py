@@ -66,15 +66,18 @@ def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None, 
 
     Raises:
         ValueError: A rank without a stage, a cycle, an edge or stage that does not exist, a stage
-            that nobody needs; by name.
+            that nobody needs or that stands in no edge and not in ``loss_stages``; by name.
         TypeError: Edges that are no pairs of ints, or loss stages that are no ints.
     """
     rank_of_stage, num_ranks = _place(num_stages, num_ranks, placement)
     edges = _normalise_edges(edges, num_stages)
     sources = {source for source, _ in edges}
+    named = () if loss_stages is None else _stage_indices("loss_stages", loss_stages)
+    if num_stages > 1:
+        _refuse_stages_apart(num_stages, edges, named)
     if loss_stages is None:
-        loss_stages = [stage for stage in range(num_stages) if stage not in sources]
-    loss_stages = _stage_indices("loss_stages", loss_stages)
+        named = tuple(stage for stage in range(num_stages) if stage not in sources)
+    loss_stages = named
     layout = Layout(rank_of_stage, num_ranks, edges, loss_stages, normalise_tied(tied))
     try:
         _ = layout.graph
@@ -146,6 +149,20 @@ def _normalise_edges(edges, num_stages):
             raise TypeError(f"edges lists {edge!r}; it must be (source stage, target stage).")
         pairs.append(tuple(edge))
     return tuple(sorted(pairs))
+
+
+def _refuse_stages_apart(num_stages, edges, loss_stages):
+    """A stage that an edge was forgotten for would be fed with microbatches and train a loss of
+    its own, without a sign."""
+    joined = {stage for edge in edges for stage in edge}
+    for stage in range(num_stages):
+        if stage not in joined and stage not in loss_stages:
+            raise ValueError(
+                f"stage {stage} stands in no edge of edges {list(edges)}, so it would be fed with "
+                "microbatches and train a loss of its own. Add the edges that lead to it and from "
+                "it; if it is meant to stand apart, name every stage with a loss in loss_stages, "
+                f"{stage} among them."
+            )
 
 
 def stage_table(stages, default_stage=0):

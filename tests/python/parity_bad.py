@@ -170,6 +170,7 @@ BAD = {
     **options("seed", [2**64], ["64 bits"]),
     **options("seed", [0.5, "x"], [], error="TypeError"),
     **options("edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 7)], [(0, 1), (1, 1), (1, 2)]], []),
+    **options("edges", [[(0, 1)]], ["stage 2 stands in no edge", "loss_stages"]),
     **options("loss_stages", [[5]], []),
     **options("tied", [[(0, "scale"), (1, "scale")], [(0, "scale"), (1, "gain")]], ["stage 1"]),
     **options("tied", [3], [], error="TypeError"),

@@ -102,6 +102,48 @@ def test_losses_and_targets_by_stage():
         assert torch.allclose(result.outputs[2][m], stages[2](hidden))
 
 
+@pytest.mark.parametrize(("edges", "apart"), [([(0, 1)], 2), ([(0, 2)], 1), ([(1, 2)], 0), ([], 0)])
+def test_a_stage_in_no_edge_must_have_a_loss_by_name(edges, apart):
+    """An edge that was forgotten must not make two models of one."""
+    stages = [torch.nn.Linear(2, 2) for _ in range(3)]
+    inputs = [torch.randn(3, 2) for _ in range(4)]
+    with pytest.raises(ValueError, match=f"stage {apart} stands in no edge of edges"):
+        rrfp.run_pipeline(stages, inputs, inputs, lambda out, t: (out - t).sum(), edges=edges)
+    with pytest.raises(ValueError, match="stage [01] stands in no edge of edges"):
+        rrfp.run_pipeline(stages, inputs, inputs, lambda out, t: (out - t).sum(), edges=edges[:0],
+                          loss_stages=[2])
+
+
+@pytest.mark.parametrize("inputs_of", [lambda batch, other: batch,
+                                       lambda batch, other: {0: batch, 2: other}])
+def test_a_stage_that_stands_apart_trains_beside_the_others(inputs_of):
+    """Models side by side, such as teachers of several sizes: each gets its microbatches."""
+    stages, plain = ([torch.nn.Linear(2, 2, dtype=torch.float64) for _ in range(3)]
+                     for _ in range(2))
+    for ours, theirs in zip(stages, plain, strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    batch, other = (torch.randn(4, 3, 2, dtype=torch.float64).unbind() for _ in range(2))
+    inputs = inputs_of(batch, other)
+    result = rrfp.run_pipeline(stages, inputs, [None] * 4, lambda out, _: out.square().mean(),
+                               edges=[(0, 1)], loss_stages=[1, 2], loss_reduction="sum")
+    for m, value in enumerate(batch):
+        apart = inputs[2][m] if isinstance(inputs, dict) else value
+        losses = {1: plain[1](plain[0](value)).square().mean(), 2: plain[2](apart).square().mean()}
+        sum(losses.values()).backward()
+        for stage, loss in losses.items():
+            torch.testing.assert_close(result.losses[stage][m], loss.detach())
+    for ours, theirs in zip(stages, plain, strict=True):
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-11, atol=1e-12)
+
+
+def test_one_stage_needs_no_edge():
+    stage = torch.nn.Linear(2, 2)
+    for edges in (None, []):
+        result = rrfp.run_pipeline([stage], [torch.ones(1, 2)] * 2, [None] * 2,
+                                   lambda out, _: out.sum(), edges=edges)
+        assert len(result.losses) == 2
+
+
 def test_a_source_without_microbatches_is_named():
     with pytest.raises(ValueError, match="microbatches is None for stage 1, a source stage"):
         rrfp.run_pipeline(
