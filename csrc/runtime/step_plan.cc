@@ -85,7 +85,7 @@ StepPlan::StepPlan(std::shared_ptr<const StageGraph> graph, StepOptions options,
 void StepPlan::plan_users_order() {
   if (options_.slack == kAutoSlack) options_.slack = kUnlimited;
   const Orders orders = users_order();
-  set_orders(HintRule::kOrder, orders);  // refuses an order that omits a task
+  set_orders(HintRule::kOrder, orders);
   options_.microbatch_order = forwards_of(orders[graph_->rank_of(0)], 0);
   if (options_.slack != kUnlimited) check_users_order(orders);
   if (options_.slack == 0 && options_.weight_in_order) check_weight_order(orders);
@@ -196,6 +196,19 @@ StepPlan::Orders StepPlan::users_order() const {
                            std::to_string(first->second) + " and " + std::to_string(position) +
                            "; each task of the step must appear exactly once");
     orders[rank].push_back(task);
+  }
+  for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
+    const TaskTable& table = tables_[rank];
+    const auto num_listed = static_cast<std::int32_t>(orders[rank].size());
+    for (std::int32_t local = 0; num_listed < table.num_tasks(); ++local) {
+      const std::string omitted = to_text(table.task(local));
+      RRFP_CHECK(position_of.contains(omitted),
+                 "the order omits task " + omitted + " of " + rank_text(rank) + ": it lists " +
+                     std::to_string(num_listed) + " of the " +
+                     std::to_string(table.num_tasks()) + " tasks that the rank has in a step of " +
+                     std::to_string(options_.num_microbatches) +
+                     " microbatches; each task of the step must appear exactly once");
+    }
   }
   return orders;
 }
