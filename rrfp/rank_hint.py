@@ -89,9 +89,14 @@ def _number(rank, task, state):
     try:
         value = rank(task, state)
     except Exception as error:
+        remedy = "A callable hint is called as hint(task, state) and returns a number."
+        if state.costs is None and "NoneType" in str(error):
+            remedy = (
+                "This step was given no costs, so state.costs is None: pass costs, one number per "
+                "microbatch, on any rank, or rank without them."
+            )
         raise ValueError(
-            f"hint raised {type(error).__name__} for task {task}: {error}. A callable hint is "
-            "called as hint(task, state) and returns a number."
+            f"hint raised {type(error).__name__} for task {task}: {error}. {remedy}"
         ) from error
     if not isinstance(value, (int, float)):
         raise TypeError(

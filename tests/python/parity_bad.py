@@ -73,7 +73,8 @@ def raises_for_2f1(task, state):
 
 
 BAD = {
-    "order omits": Bad({"hint": order(lambda t: t.remove("1B2"))}, ["1B2"]),
+    "order omits": Bad({"hint": order(lambda t: t.remove("1B2"))},
+                       ["1B2 of rank 1", "7 of the 8 tasks"]),
     "order repeats": Bad({"hint": order(lambda t: t.append("2F0"))}, ["2F0", "twice"]),
     "order invents": Bad({"hint": order(lambda t: t.append("7F0"))}, ["7F0"]),
     "order invents microbatch": Bad({"hint": order(lambda t: t.append("1F9"))}, ["1F9"]),
@@ -134,6 +135,8 @@ BAD = {
     ),
     **options("hint", ["zigzag", "", "1F1B "], ["1f1b"]),
     "callable hint that raises": Bad({"hint": raises_for_2f1}, ["hint", "2F1", "KeyError"]),
+    "callable hint that lacks costs": Bad({"hint": lambda t, s: s.costs[0], "costs": None},
+                                          ["hint", "0F0", "pass costs"]),
     "callable hint that answers a text": Bad({"hint": lambda t, s: "x"}, ["hint", "'x'", "0F0"],
                                              "TypeError"),
     "callable hint that answers nan": Bad({"hint": lambda t, s: NAN}, ["hint", "nan", "0F0"]),
