@@ -41,7 +41,8 @@ class RankReport:
         idle_slack_s: The hint put a task first that was not ready.
         idle_agreement_s: A task was ready here, but not at every member of the agreement group.
         host_s: Between a task's end and the next choice: rrfp itself.
-        peak_units: Most microbatches in flight at once, of ``limit_units`` allowed.
+        peak_units: Most microbatches in flight at once, of ``limit_units`` allowed; that is -1
+            where the limit is in bytes, and in a step of forwards alone.
         records: The tasks in the order run.
         peak_bytes: Most bytes of activations held at once, as measured, where ``limit_bytes`` was
             asked for; else None.
@@ -107,12 +108,11 @@ class StepReport:
                 "agreement", "host", "tasks", "skips", "peak units")
         rows = [head]
         for r in self.ranks:
-            limit = "none" if r.limit_units < 0 else r.limit_units
             parts = (r.compute_s, r.idle_warmup_s, r.idle_input_s, r.idle_transfer_s,
                      r.idle_limit_s, r.idle_slack_s, r.idle_agreement_s, r.host_s)
             share = [f"{100 * part / r.wall_s if r.wall_s else 0:.1f} %" for part in parts]
             rows.append((str(r.rank), f"{1000 * r.wall_s:.2f}", *share, str(r.num_tasks),
-                         str(r.skips), f"{r.peak_units} of {limit}"))
+                         str(r.skips), units_text(r.peak_units, r.limit_units)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
         for r in self.ranks:
@@ -154,6 +154,11 @@ class StepResult:
     metrics: list | dict | None
     outputs: list | dict | None
     report: StepReport
+
+
+def units_text(peak, limit):
+    """Such as ``3 of 4``; the peak alone where no units are counted (limit -1)."""
+    return str(peak) if limit < 0 else f"{peak} of {limit}"
 
 
 def size_text(num_bytes):

@@ -7,6 +7,7 @@ from rrfp import _C
 from rrfp.agreement import decide
 from rrfp.arguments import StepRequest
 from rrfp.layout import make_layout
+from rrfp.report import units_text
 
 _NS = 1_000_000_000
 
@@ -28,7 +29,7 @@ class SimulatedStep:
         makespan_s: From the first start to the last end.
         ranks: Per rank, its tasks in the order run.
         peak_units: Per rank, the most microbatches in flight at once.
-        limit_units: Per rank, how many were allowed; -1: any number.
+        limit_units: Per rank, how many were allowed; -1: any number, or a limit in bytes.
         overtakes: Tasks that ran before one that the hint puts first.
     """
 
@@ -51,9 +52,9 @@ class SimulatedStep:
         rows = [("rank", "first start", "last end", "busy", "peak units")]
         for rank, tasks in enumerate(self.ranks):
             share = self.busy_s(rank) / self.makespan_s if self.makespan_s else 1.0
-            limit = "none" if self.limit_units[rank] < 0 else self.limit_units[rank]
             rows.append((str(rank), f"{tasks[0].start_s:g} s", f"{tasks[-1].end_s:g} s",
-                         f"{100 * share:.1f} %", f"{self.peak_units[rank]} of {limit}"))
+                         f"{100 * share:.1f} %",
+                         units_text(self.peak_units[rank], self.limit_units[rank])))
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
         return "\n".join([*lines, f"makespan {self.makespan_s:g} s, {self.overtakes} overtakes"])

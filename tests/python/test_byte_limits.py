@@ -98,6 +98,10 @@ def run_steps(rank, num_ranks, mode, options, num_steps):
                         for r in result.report.ranks])
         reported = str(result.report).count("of activations at most, its limit is")
         assert reported == sum(r.limit_bytes is not None for r in result.report.ranks)
+        rows = str(result.report).splitlines()[1 : 1 + len(result.report.ranks)]
+        for row, r in zip(rows, result.report.ranks, strict=True):
+            of_limit = "" if r.limit_units < 0 else f" of {r.limit_units}"
+            assert row.endswith(f"  {r.peak_units}{of_limit}"), row
     plain = make_stages()
     for xs in inputs:
         model.plain_loop(plain, xs, xs, nn.functional.mse_loss, [1 / 12] * 12)

@@ -36,10 +36,14 @@ def test_split_steps_take_the_textbook_time(ranks, microbatches):
     assert f"makespan {3 * microbatches + ranks - 1} s, 0 overtakes" in str(step)
 
 
-def test_the_table_of_a_step_without_a_limit():
-    step = rrfp.simulate(lambda kind, stage, m: 1.0, num_stages=2, num_microbatches=2,
-                         forward_only=True)
-    assert "of none" in str(step)
+def test_the_table_of_a_step_that_counts_no_units():
+    options = {"num_stages": 2, "num_microbatches": 3, "hint": "gpipe"}
+    for limit, units in ((3, "3 of 3"), ("1kB", "3")):
+        step = rrfp.simulate(lambda kind, stage, m: 1.0, max_in_flight=limit,
+                             activation_bytes=300, **options)
+        assert [line.split("  ")[-1].strip() for line in str(step).splitlines()[1:3]] == [units] * 2
+    step = rrfp.simulate(lambda kind, stage, m: 1.0, forward_only=True, **options)
+    assert " of " not in str(step)
 
 
 def test_what_a_step_has_learnt_changes_the_next():
