@@ -1,169 +1,201 @@
-"""Writes the "Measured" section of README.md from the files in benchmarks/results.
+"""Writes docs/benchmarks.md, and the table of README.md, from the files in benchmarks/results.
 
-Run it after a benchmark: python docs/measured.py. No figure of that section is typed by hand, and
-a test fails when the section and the files differ.
+Run it after a benchmark: python docs/measured.py. No figure there is typed by hand, and a test
+fails when the pages and the files differ.
 """
 
 import json
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import benchmark_tables as tables  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 BEGIN = "<!-- measured: written by docs/measured.py from benchmarks/results -->\n"
 END = "<!-- end of measured -->\n"
 
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def origin(file, recorded):
-    machine = recorded["machine"]
-    changed = " with uncommitted changes" if recorded["uncommitted_changes"] else ""
-    priority = ", at real-time priority" if recorded.get("real_time_priority") else ""
-    return (f"({machine['processor']}, {machine['cores']} cores, load average "
-            f"{machine['load_average'][0]:.1f}{priority}, torch {machine['torch']}, commit "
-            f"{recorded['commit'][:10]}{changed}, `{recorded['command']}`: "
-            f"[{file.name}](benchmarks/results/{file.name}))")
-
-
-def readiness(results, lengths="packed sequences give them, the last stage the slowest"):
-    rows = []
-    for row in results["table"]:
-        between = " to ".join(f"{quartile:.2f}" for quartile in row["speed_up_quartiles"])
-        rows.append([row["variant"], row["limit"], f"{row['step_ms']:.0f}",
-                     f"{row['speed_up']:.2f} ({between})", f"{row['simulated_speed_up']:.2f}",
-                     " ".join(map(str, row["peak_units"])), f"{row['host_us_per_task']:.0f}"])
-    return (f"Four processes whose tasks sleep for lengths as {lengths}; speed-up over the fixed "
-            "1F1B order on the same transport, median and quartiles over rounds.\n\n"
-            + table(["hint", "limit", "step, ms", "speed-up", "simulated", "peak units by rank",
-                     "host, us a task"], rows))
-
-
-def readiness_balanced(results):
-    return readiness(results, "above, all stages equally heavy")
-
-
-def host_cost(results):
-    rows = []
-    for setting, figures in results["table"].items():
-        rows += [[setting, name.replace("us_", "").replace("_", " "), f"{middle:.1f}",
-                  f"{low:.1f} to {high:.1f}"] for name, (low, middle, high) in figures.items()]
-    return ("Stages of one operation: what rrfp itself costs, in microseconds.\n\n"
-            + table(["setting", "figure", "median", "quartiles"], rows))
-
-
-def split_cost(results):
-    rows = [[str(row["width"]), str(row["tokens"]), row["dtype"].removeprefix("torch."),
-             f"{1e3 * row['B'][1]:.2f}", f"{row['I + W over B'][1]:.2f}",
-             " to ".join(f"{quartile:.2f}" for quartile in row["I + W over B"][::2])]
-            for row in results["rows"]]
-    return ("What a backward in two halves costs (a transformer block, " + results["device"].upper()
-            + ").\n\n"
-            + table(["width", "tokens", "dtype", "B, ms", "(I + W) / B", "quartiles"], rows))
-
-
-def gpu_messages():
-    """Of benchmarks/gpu: each figure is the range over the runs."""
-    file = RESULTS / "gpu_messages.json"
-    if not file.exists():
-        return []
-    study = json.loads(file.read_text())
-    names = {4: "4 B", 1 << 20: "1 MiB", 16 << 20: "16 MiB", 128 << 20: "128 MiB"}
-    cells = {}
-    for row in (row for run in study["runs"] for row in run["rows"]):
-        if row["bytes"] in names:
-            key = (row["channel"], row["load"])
-            cells.setdefault(key, {}).setdefault(row["bytes"], []).append(
-                row["computed_to_known_us"][0])
-    rows = [[channel, load, *(f"{min(found[b]):.0f} to {max(found[b]):.0f}" for b in names)]
-            for (channel, load), found in cells.items()]
-    return ["Messages between two GPUs of one host, from the sender's result being computed to the "
-            f"receiver's host knowing, in microseconds: medians of {len(study['runs'])} runs, the "
-            "devices idle or busy with matrix products.\n\n"
-            + table(["channel", "devices", *names.values()], rows)
-            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`: "
-            f"[{file.name}](benchmarks/results/{file.name}))\n"]
-
-
-def gpu_schedules():
-    """Of benchmarks/gpu/schedules.py: a column for each run of it."""
-    file = RESULTS / "gpu_schedules.json"
-    study = json.loads(file.read_text())
-    cells = {}
-    for at, run in enumerate(study["runs"]):
-        for step in run["steps"]:
-            found = cells.setdefault(step["run"], [""] * len(study["runs"]))
-            found[at] = f"{step['median_ms']:.0f} ({step['over_ideal']:.2f})"
-    letters = "ABCD"[:len(study["runs"])]
-    notes = "; ".join(f"{letter}: {run['note']}"
-                      for letter, run in zip(letters, study["runs"], strict=True))
-    return [f"Schedules of rrfp and torch on two GPUs, one process each, 16 microbatches: a step "
-            "in ms, and over the compute-bound ideal (17/16 of one stage alone; "
-            f"[why](docs/profiling.md)). {notes}.\n\n"
-            + table(["run", *letters], [[name, *found] for name, found in cells.items()])
-            + f"\n\n({study['card']}, {study['software']}, `{study['command']}`, "
-            f"B with `RRFP_STREAM_WAITS=off`; few rounds, and torch's 1F1B differs by 2 % between "
-            f"runs of the same: what was kept of each is in [{file.name}]"
-            f"(benchmarks/results/{file.name}))\n"]
-
-
-def simulated():
-    """The table of benchmarks/policy_table.cc, which no machine's speed enters."""
-    file = RESULTS / "policy_table.json"
-    if not file.exists():
-        return []
-    study = json.loads(file.read_text())
-    shown = [s for s in study[0]["speed_ups"]
-             if not s["fifo"] and s["limit_over_ranks"] in (1.0, 2.0)]
-    limits = sorted({s["limit_over_ranks"] for s in shown})
-    columns = [(limit, order) for limit in limits for order in ("given", "mid")]
-    rows = {}
-    for s in shown:
-        rows.setdefault(s["policy"], {})[s["limit_over_ranks"], s["order"]] = s["over_zb_h1"]
-    cells = [[policy, *(f"{found[c]:.2f}" if c in found else "" for c in columns)]
-             for policy, found in rows.items()]
-    names = {1.0: "P", 2.0: "2P"}
-    head = ["policy", *(f"{names[limit]}, {order}" for limit, order in columns)]
-    return [f"The simulated world: {study[0]['ranks']} ranks, {study[0]['microbatches']} "
-            f"microbatches, speed-up over fixed ZB-H1, geometric mean of nine models of "
-            f"variability ({study[0]['seeds']} seeds each), messages out of order, by in-flight "
-            "limit and microbatch order. Rows with `split` or ZB split the backward.\n\n"
-            + table(head, cells)
-            + f"\n\n(`policy_table`: [{file.name}](benchmarks/results/{file.name}))\n"]
-
-
-SECTIONS = {
-    "readiness": readiness,
-    "readiness_balanced": readiness_balanced,
-    "host_cost": host_cost,
-    "split_cost": split_cost,
-    "split_cost_cuda": split_cost,
+# File -> what was done, what it is compared with, and what it does not show.
+ABOUT = {
+    "readiness.json": (
+        "Readiness where lengths vary, last stage the slowest",
+        "Four processes whose tasks sleep for lengths as packed sequences give them. Speed-up over "
+        "the fixed 1F1B order on the same transport (the first row), median and quartiles over "
+        "rounds; `mid` is a microbatch order by known costs, which helps a fixed order too. With "
+        "one stage the slowest by far, that stage is all there is to wait for: readiness gains "
+        "nothing, and at limit P loses nothing."),
+    "readiness_balanced.json": (
+        "Readiness where lengths vary, stages equally heavy",
+        "As above. At the default limit P and in the given order `auto` and `bf` lose up to 2 %; "
+        "the gain comes with twice the limit, and with `mid`."),
+    "waiting.json": (
+        "Waiting and the guard",
+        "The same at limit P, with packed lengths and with jitter J2, real and simulated. Without "
+        "the guard `auto` is 2 % slower than the fixed order; with it, as fast."),
+    "host_cost.json": (
+        "What rrfp costs per task",
+        "Stages of one operation, in microseconds: over running the stage functions directly, and "
+        "how late an idle worker starts what has arrived."),
+    "random_cost.json": (
+        "What random numbers cost",
+        "Keyed by seed, step, stage and microbatch, per task and per operation, beside torch's "
+        "own generator."),
+    "split_cost.json": (
+        "What a backward in two halves costs, on a CPU",
+        "A transformer block: I and W together over the full backward B."),
+    "split_cost_32_cores.json": (
+        "The same on 32 cores", "There two halves cost a fifth to a third more than the whole."),
+    "split_cost_cuda.json": (
+        "The same on a GPU",
+        "Small blocks pay: where kernels take less than the host needs to launch them, two halves "
+        "cost up to twice the whole."),
+    "agreement_cost.json": (
+        "A decision of an agreement group",
+        "Beside an all-gather of one integer, which would decide the same. `decide`: all members "
+        "ask at once for a decision that can be made; `meet`: all let a task arrive at once and "
+        "spin until it is decided."),
+    "agreement_step.json": (
+        "Agreement inside a step",
+        "Tasks of 5 ms whose lengths differ by 5 % between the members, over lockstep (no "
+        "difference): what agreement pays, and what a fixed order pays for the same lengths."),
+    "gpu_messages.json": (
+        "Messages between two GPUs of one host",
+        "From the sender's result being computed to the receiver's host knowing; devices idle, or "
+        "busy with matrix products."),
+    "gpu_schedules.json": (
+        "Schedules beside torch's on two GPUs",
+        "One process each, 16 equal microbatches: a step in ms, and over the compute-bound ideal "
+        "(17/16 of one stage alone; [why](profiling.md)). Nothing varies here, so a fixed order "
+        "is as good as it gets, and `auto` is up to 2 % behind it. Where the host decides (C), "
+        "torch's 1F1B is 5 % ahead of rrfp's, and split backwards lose badly. B had "
+        "`RRFP_STREAM_WAITS=off`. Few rounds, and torch's 1F1B differs by 2 % between runs of the "
+        "same."),
+    "gpu_first_step.json": (
+        "The first steps on two GPUs",
+        "Kept as history: how far an early version was behind torch's 1F1B. Idle workers that "
+        "slept were not the cause."),
+    "gpu_breadth.json": (
+        "Correctness runs on two GPUs",
+        "No timings: which tests ran there, what failed, and why."),
+    "soak.json": (
+        "A long run",
+        "Four processes: descriptors, threads and memory do not grow."),
+    "policy_table.json": (
+        "The simulated world",
+        "Speed-up over fixed ZB-H1, geometric mean of nine models of variability, messages out of "
+        "order, by in-flight limit and microbatch order. Rows with `split` or ZB split the "
+        "backward. A function of the code and the seeds, so it names no processor, card or commit; "
+        "`policy_table --json FILE` writes it."),
+    "step_draws.jsonl": (
+        "Drawn steps as data",
+        "Twelve models, three seeds each, with every duration: what nine policies make of them. "
+        "A function of the code and the seeds too; `step_draws` writes it, and a test replays it."),
 }
 
 
-def section():
-    """The text between the marks."""
+def _read(name):
+    text = (RESULTS / name).read_text()
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else (
+        json.loads(text))
+
+
+def origin(recorded):
+    """Machine or card, software, commit and command of a recorded file; "" where it names none."""
+    if not isinstance(recorded, dict):
+        return ""
+    command = f", `{recorded['command']}`" if "command" in recorded else ""
+    if "machine" not in recorded:
+        commit = recorded["commit"]
+        commit = commit[:10] + commit[40:] if re.match(r"[0-9a-f]{40}", commit) else commit
+        return f"{recorded['card']}; {recorded['software']}; commit: {commit}{command}"
+    machine = recorded["machine"]
+    changed = " with uncommitted changes" if recorded["uncommitted_changes"] else ""
+    priority = ", at real-time priority" if recorded.get("real_time_priority") else ""
+    card = recorded["results"].get("device", "cpu")
+    card = "" if card == "cpu" else f", {card}"
+    note = f". {recorded['note'].rstrip('.')}" if "note" in recorded else ""
+    return (f"{machine['processor']}, {machine['cores']} cores{card}, load average "
+            f"{machine['load_average'][0]:.1f}{priority}, torch {machine['torch']}, commit "
+            f"{recorded['commit'][:10]}{changed}{command}{note}")
+
+
+def details():
+    """The part of docs/benchmarks.md between the marks: a section for each file."""
     parts = []
-    for name, write in SECTIONS.items():
-        file = RESULTS / f"{name}.json"
-        if file.exists():
-            recorded = json.loads(file.read_text())
-            parts.append(f"{write(recorded['results'])}\n\n{origin(file, recorded)}\n")
-    parts += gpu_messages() + gpu_schedules() + simulated()
-    return "\n".join(parts) or "No results are recorded in `benchmarks/results` yet.\n"
+    for name, (title, about) in ABOUT.items():
+        recorded = _read(name)
+        writer = name.partition(".")[0]
+        writer = writer.removesuffix("_balanced").removesuffix("_32_cores").removesuffix("_cuda")
+        is_record = isinstance(recorded, dict) and "results" in recorded
+        body = getattr(tables, writer)(recorded["results"] if is_record else recorded)
+        source = "; ".join(filter(None, (origin(recorded),
+                                         f"[{name}](../benchmarks/results/{name})")))
+        parts.append(f"## {title}\n\n{about}\n\n{body}\n\n({source})\n")
+    return "\n".join(parts)
 
 
-def page(text):
-    """`text` of README.md with the section as the files have it."""
+def _speed_ups(results):
+    """Of a readiness file: (fixed, fixed mid, auto P, auto 2P, auto mid 2P)."""
+    found = {(row["variant"], row["limit"]): row["speed_up"] for row in results["table"]}
+    keys = (("1f1b slack 0", "P"), ("1f1b slack 0, mid", "P"), ("auto", "P"), ("auto", "2P"),
+            ("auto, mid", "2P"))
+    return [f"{found[key]:.2f}" for key in keys]
+
+
+def _simulated_speed_ups(part):
+    found = {(s["policy"], s["limit_over_ranks"], s["order"]): s["over_1f1b"]
+             for s in part["speed_ups"] if not s["fifo"]}
+    keys = (("fixed 1F1B", 1.0, "given"), ("fixed 1F1B", 1.0, "mid"), ("auto", 1.0, "given"),
+            ("auto", 2.0, "given"), ("auto", 2.0, "mid"))
+    return [f"{found[key]:.2f}" for key in keys]
+
+
+def _gpu_speed_ups(study):
+    """Over the fixed order of the last run, which has everything."""
+    found = {step["run"]: step["median_ms"] for step in study["runs"][-1]["steps"]}
+    fixed = found["rrfp 1f1b slack=0"]
+    torch_s = fixed / found["torch 1F1B"]
+    return ["1.00", "", f"{fixed / found['rrfp auto']:.2f}", "", ""], torch_s
+
+
+def summary():
+    """The part of README.md between the marks."""
+    policies = _read("policy_table.json")[0]
+    gpu, torch_s = _gpu_speed_ups(_read("gpu_schedules.json"))
+    rows = [
+        ["four processes, lengths vary, stages equally heavy",
+         *_speed_ups(_read("readiness_balanced.json")["results"])],
+        ["the same, the last stage the slowest", *_speed_ups(_read("readiness.json")["results"])],
+        [f"simulated: {policies['ranks']} ranks, nine models of variability",
+         *_simulated_speed_ups(policies)],
+        [f"two GPUs, 16 equal microbatches (torch's 1F1B: {torch_s:.2f})", *gpu],
+    ]
+    host = _read("host_cost.json")["results"]["table"]
+    alone = host["one process, one rank"]["us_per_task_over_direct"][1]
+    between = host["two processes"]["us_per_task_over_direct"][1]
+    return ("Speed-up over the fixed 1F1B order of rrfp itself, on the same transport:\n\n"
+            + tables.table(["", "fixed", "fixed, `mid`", "`auto`", "`auto`, twice the limit",
+                            "`auto`, `mid`, twice the limit"], rows)
+            + f"\n\nrrfp itself takes {alone:.0f} us a task in one process and {between:.0f} us "
+            "between processes. Tasks of the first two rows sleep, those of the last are a GPT's. "
+            "Commands, machines, quartiles, the other schedules and what went wrong: "
+            "[docs/benchmarks.md](docs/benchmarks.md).\n")
+
+
+def page(text, section):
+    """`text` of a page with `section` between its marks."""
     marked = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     if len(marked.findall(text)) != 1:
-        raise SystemExit("README.md must hold the two marks of the measured section once")
-    return marked.sub(lambda _: BEGIN + section() + END, text)
+        raise SystemExit("the page must hold the two marks of the measured section once")
+    return marked.sub(lambda _: BEGIN + section + END, text)
 
+
+PAGES = {"README.md": summary, "docs/benchmarks.md": details}
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(page(readme.read_text()))
+    for name, section in PAGES.items():
+        file = ROOT / name
+        file.write_text(page(file.read_text(), section()))

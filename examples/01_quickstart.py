@@ -10,12 +10,13 @@ stages = [  # three stages of one model; here each is run by a thread of its own
     nn.Linear(64, 8),
 ]
 optimizer = torch.optim.Adam([p for stage in stages for p in stage.parameters()], lr=1e-2)
-inputs = torch.randn(64, 32)
-targets = inputs[:, :8].argmax(dim=1)
 
-for step in range(30):
+for step in range(40):
+    inputs = torch.randn(256, 32)  # never seen before; which of the first 8 is the largest?
+    targets = inputs[:, :8].argmax(dim=1)
     optimizer.zero_grad()
-    result = rrfp.run_pipeline(stages, inputs.chunk(8), targets=targets.chunk(8),
-                               loss_fn=nn.functional.cross_entropy)
+    result = rrfp.run_pipeline(stages, inputs.chunk(8), targets.chunk(8),
+                               nn.functional.cross_entropy, return_outputs=True)
     optimizer.step()
-    print(f"step {step}: loss {sum(result.losses).item() / 8:.3f}")
+    right = (torch.cat(result.outputs).argmax(dim=1) == targets).float().mean()
+    print(f"step {step}: loss {sum(result.losses) / 8:.3f}, {right:.0%} right")

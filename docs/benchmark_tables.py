@@ -1,0 +1,168 @@
+"""A writer for each kind of file in benchmarks/results: its figures as Markdown tables."""
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def load(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def _range(low, high, digits=2):
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def readiness(results):
+    rows = []
+    for row in results["table"]:
+        rows.append([row["variant"], row["limit"], f"{row['step_ms']:.0f}",
+                     f"{row['speed_up']:.2f} ({_range(*row['speed_up_quartiles'])})",
+                     f"{row['simulated_speed_up']:.2f}",
+                     " ".join(map(str, row["peak_units"])), f"{row['host_us_per_task']:.0f}"])
+    return table(["hint", "limit", "step, ms", "speed-up", "simulated", "peak units by rank",
+                  "host, us a task"], rows)
+
+
+def waiting(results):
+    rows = [[row["workload"], row["variant"], f"{row['step_ms']:.0f}", f"{row['speed_up']:.2f}",
+             f"{row['simulated_speed_up']:.2f}", f"{row['measured_over_simulated']:.3f}"]
+            for row in results["rows"]]
+    return table(["lengths", "hint", "step, ms", "speed-up", "simulated",
+                  "measured over simulated"], rows)
+
+
+def host_cost(results):
+    rows = []
+    for setting, figures in results["table"].items():
+        rows += [[setting, name.replace("us_", "").replace("_", " "), f"{middle:.1f}",
+                  _range(low, high, 1)] for name, (low, middle, high) in figures.items()]
+    return table(["setting", "figure", "median", "quartiles"], rows)
+
+
+def random_cost(results):
+    return table(["what, us", "median", "quartiles"],
+                 [[name, f"{middle:.1f}", _range(low, high, 1)]
+                  for name, (low, middle, high) in results["us"].items()])
+
+
+def split_cost(results):
+    rows = [[str(row["width"]), str(row["tokens"]), row["dtype"].removeprefix("torch."),
+             f"{1e3 * row['B'][1]:.2f}", f"{row['I + W over B'][1]:.2f}",
+             _range(*row["I + W over B"][::2])] for row in results["rows"]]
+    return (f"On {results['device'].upper()}:\n\n"
+            + table(["width", "tokens", "dtype", "B, ms", "(I + W) / B", "quartiles"], rows))
+
+
+def agreement_cost(results):
+    rows = []
+    for row in results["table"]:
+        for what in ("decide", "meet", "all_gather_gloo", "all_gather_nccl"):
+            if what in row:
+                rows.append([str(row["members"]), what.replace("_", " "),
+                             *(f"{row[what][name] / 1000:.2f}" for name in
+                               ("p50_ns", "p90_ns", "p99_ns"))])
+    return table(["members", "what, us", "median", "90 %", "99 %"], rows)
+
+
+def agreement_step(results):
+    rows = []
+    for row in results["table"]:
+        cost = "" if "cost" not in row else (
+            f"{100 * row['cost']:.1f} % ({100 * row['cost_quartiles'][0]:.1f} to "
+            f"{100 * row['cost_quartiles'][1]:.1f})")
+        rows.append([row["variant"], f"{row['step_ms']:.1f}", cost])
+    return table(["members", "step, ms", "beyond lockstep"], rows)
+
+
+def soak(results):
+    first, last = ([of_rank[at] for of_rank in results["samples"]] for at in (0, -1))
+    rows = [[str(rank), *(f"{a[name]} to {b[name]}" for name in ("descriptors", "threads", "kib"))]
+            for rank, (a, b) in enumerate(zip(first, last, strict=True))]
+    return (f"{results['steps']} steps in {results['seconds']:.0f} s; first and last sample:\n\n"
+            + table(["rank", "descriptors", "threads", "resident KiB"], rows))
+
+
+def gpu_messages(study):
+    names = {4: "4 B", 1 << 20: "1 MiB", 16 << 20: "16 MiB", 128 << 20: "128 MiB"}
+    cells = {}
+    for row in (row for run in study["runs"] for row in run["rows"]):
+        if row["bytes"] in names:
+            key = (row["channel"], row["load"])
+            cells.setdefault(key, {}).setdefault(row["bytes"], []).append(
+                row["computed_to_known_us"][0])
+    rows = [[channel, load, *(_range(min(found[b]), max(found[b]), 0) for b in names)]
+            for (channel, load), found in cells.items()]
+    return (f"Medians of {len(study['runs'])} runs, in microseconds:\n\n"
+            + table(["channel", "devices", *names.values()], rows))
+
+
+def gpu_schedules(study):
+    cells = {}
+    for at, run in enumerate(study["runs"]):
+        for step in run["steps"]:
+            found = cells.setdefault(step["run"], [""] * len(study["runs"]))
+            found[at] = f"{step['median_ms']:.0f} ({step['over_ideal']:.2f})"
+    letters = "ABCD"[:len(study["runs"])]
+    notes = "; ".join(f"{letter}: {run['note']}"
+                      for letter, run in zip(letters, study["runs"], strict=True))
+    return f"{notes}.\n\n" + table(["run", *letters], [[n, *found] for n, found in cells.items()])
+
+
+def gpu_first_step(study):
+    rows = [[run["note"], step["run"], f"{step['median_ms']:.0f}", f"{step['over_ideal']:.2f}"]
+            for run in study["runs"] for step in run["steps"]]
+    return table(["run", "schedule", "step, ms", "over the ideal"], rows)
+
+
+def gpu_breadth(study):
+    rows = [[f"`{run['command']}`", run["result"] + (f"; failed: {run['failed']}"
+                                                     if "failed" in run else "")]
+            for run in study["runs"]]
+    return table(["command", "result"], rows)
+
+
+def policy_table(study):
+    """Of 8 ranks; messages out of order."""
+    shown = [s for s in study[0]["speed_ups"]
+             if not s["fifo"] and s["limit_over_ranks"] in (1.0, 2.0)]
+    limits = sorted({s["limit_over_ranks"] for s in shown})
+    columns = [(limit, order) for limit in limits for order in ("given", "mid")]
+    rows = {}
+    for s in shown:
+        rows.setdefault(s["policy"], {})[s["limit_over_ranks"], s["order"]] = s["over_zb_h1"]
+    cells = [[policy, *(f"{found[c]:.2f}" if c in found else "" for c in columns)]
+             for policy, found in rows.items()]
+    names = {1.0: "P", 2.0: "2P"}
+    head = ["policy", *(f"{names[limit]}, {order}" for limit, order in columns)]
+    constant = next(part["constant_durations"] for part in study if "constant_durations" in part)
+    return (f"{study[0]['ranks']} ranks, {study[0]['microbatches']} microbatches, "
+            f"{study[0]['seeds']} seeds for each model:\n\n" + table(head, cells)
+            + "\n\nWhere nothing varies, against the fixed order of the same family:\n\n"
+            + table(["policy", "cases", "behind by over 1 %", "worst", "mean"],
+                    [[row["policy"], str(row["cases"]), str(row["behind_by_over_1_percent"]),
+                      f"{row['worst']:.2f}", f"{row['mean']:.3f}"] for row in constant]))
+
+
+def step_draws(lines):
+    """Of each policy, the geometric mean of makespan over lower bound."""
+    ratios = {}
+    for line in lines:
+        for policy, makespan_us in line["makespan_us"].items():
+            ratios.setdefault(policy, []).append(makespan_us / line["lower_bound_us"]["split"])
+    rows = {}
+    for policy, found in ratios.items():
+        name, _, limit = policy.rpartition(", limit ")
+        product = 1.0
+        for ratio in found:
+            product *= ratio ** (1 / len(found))
+        rows.setdefault(name, {})[limit] = f"{product:.2f}"
+    return (f"{len(lines)} steps; makespan over the lower bound of a split step, geometric "
+            "mean:\n\n" + table(["policy", "limit P", "limit 2P"],
+                                [[name, row["P"], row["2P"]] for name, row in rows.items()]))
