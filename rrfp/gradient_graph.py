@@ -26,6 +26,7 @@ _PLAIN_TWIGS = frozenset(
 PACKED = "its saved tensors are packed (activation checkpointing or saved-tensor hooks)"
 COMPILED = "torch.compile made its backward one piece"
 REENTRANT = "it recomputes with reentrant checkpointing"
+SHARDED = "fully_shard reduces its gradients at the end of each backward"
 HOOKED = "a parameter outside matrix products and convolutions has a gradient hook"
 NO_PRODUCT = "no parameter is used by matrix products or convolutions alone"
 NO_PARAMETER = "it has no parameter that requires grad"
@@ -100,6 +101,9 @@ def find_cut(roots, anchor):
     names = {type(node).__name__ for node in graph.parents}
     if any(name.startswith("Checkpoint") for name in names):
         return Cut(fused_because=REENTRANT)
+    # A weight gradient added later would miss that reduction, without a sign.
+    if any(name.startswith("RegisterPostBackwardFunction") for name in names):
+        return Cut(fused_because=SHARDED)
     twigs = _Twigs(graph, trunk, starts)
     kept = tuple(node for node in twigs.kept if type(node).__name__ == _LEAF)
     if any(node.variable._backward_hooks for node in kept):

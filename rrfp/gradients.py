@@ -57,6 +57,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     norms = [torch.linalg.vector_norm(g.double() if g.layout is torch.strided else
                                       g.coalesce().values().double(), norm_type).cpu()
              for g in counted]
+    # Of a sharded gradient the whole one counts, which its ranks add up.
+    norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     if norm_type == float("inf"):
         own = torch.stack(norms).amax() if norms else torch.zeros((), dtype=torch.float64)
         total = _reduce(own, torch.distributed.ReduceOp.MAX, group)

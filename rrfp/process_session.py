@@ -27,7 +27,7 @@ from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.report import of_loss_stages, step_result
 from rrfp.session import Session
 from rrfp.settings import SETTINGS
-from rrfp.stage_meetings import NO_MEETINGS, check_meetings
+from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.step_guard import rows
 from rrfp.tied import check_holders, describe_holders, mark_copies, normalise_tied
 from rrfp.tied_exchange import TiedExchange
@@ -72,6 +72,7 @@ def open_process_session(
             )
         modules = stage_table(stages, default_stage=member.rank)
         check_modules(modules)
+        refuse_wrappers(modules)
         if not says_none:
             check_meetings(modules, member.ranks, agreement.member.ranks if agreement else ())
         card["stages"] = list(modules)

@@ -21,7 +21,7 @@ from rrfp.layout import (
 )
 from rrfp.process_session import open_process_session
 from rrfp.session import LocalSession, check_not_forked
-from rrfp.stage_meetings import NO_MEETINGS, check_meetings
+from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import check_holders, describe_holders, mark_copies
 
 logger = logging.getLogger("rrfp")
@@ -94,6 +94,7 @@ def open_session(
     check_stages_complete([list(modules)])
     layout = make_layout(len(modules), num_ranks, **shape)
     check_modules(modules)
+    refuse_wrappers(modules)
     if agreement_group is None:
         check_meetings(modules, (), (), in_one_process=True)
     devices = place_on_gpus(layout, {s: stage_device(s, m) for s, m in modules.items()})

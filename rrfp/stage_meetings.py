@@ -1,5 +1,7 @@
 """Stages whose ranks meet others in collectives inside a task, as their modules show it."""
 
+import sys
+
 import torch
 
 NO_MEETINGS = "none"  # agreement_group: the caller says that no collective runs inside a task
@@ -60,6 +62,36 @@ def check_meetings(modules, pipeline_ranks, agreement_ranks, in_one_process=Fals
             if not is_certain and set(ranks) <= set(pipeline_ranks):
                 continue
             raise ValueError(_refusal(stage, what, ranks, agreement_ranks, in_one_process))
+
+
+def refuse_wrappers(modules):
+    """Refuse data-parallel wrappers that take a forward and a backward for a whole step.
+
+    Args:
+        modules: ``{stage: module}`` of this process.
+
+    Raises:
+        ValueError: Names the stage, the wrapper, what would go wrong and what to do.
+    """
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    for stage, module in modules.items():
+        for name, part in module.named_modules():
+            where = f"{name} of stage {stage}" if name else f"stage {stage}"
+            if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+                raise ValueError(
+                    f"{where} is wrapped in DistributedDataParallel, which averages gradients in "
+                    "the first backward after a forward. A step has a backward for every "
+                    "microbatch, with forwards in between, and most would stay one replica's own "
+                    "without a sign. Pass the module inside (.module) and all-reduce its "
+                    "gradients over the replicas after the step: docs/data_parallel.md."
+                )
+            if isinstance(part, sharded):
+                raise ValueError(
+                    f"{where} is wrapped in FullyShardedDataParallel, which frees parameters "
+                    "after the backward of one microbatch that others in flight still need. Use "
+                    "torch's fully_shard on it and pass the ranks that share it as "
+                    "agreement_group: docs/data_parallel.md."
+                )
 
 
 def _refusal(stage, what, ranks, agreement_ranks, in_one_process):

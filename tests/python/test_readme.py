@@ -26,6 +26,8 @@ COMMANDS = {
     "python examples/vision_text.py": ("test_vision_text.py", "test_one_process"),
     "torchrun --nproc-per-node 3 examples/vision_text.py":
         ("test_vision_text.py", "test_three_processes"),
+    "torchrun --nproc-per-node 4 examples/03_data_parallel.py":
+        ("test_data_parallel.py", "test_replicas_that_average_after_the_step_train_as_one"),
     **{
         command: ("test_launch.py", f"test_{name}")
         for name, start in (("torchrun", "torchrun"), ("slurm", "export"), ("slurm", "srun"),
@@ -34,7 +36,8 @@ COMMANDS = {
         if command.startswith(f"{start} ") or command.startswith(f"{start}=")
     },
 }
-PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py"}
+PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py",
+                 "docs/data_parallel.md": "examples/03_data_parallel.py"}
 NOT_RUN = {"text", "diff"}  # languages of blocks that are drawings, or compared elsewhere
 
 
