@@ -7,6 +7,7 @@ import torch
 
 from rrfp import _C
 from rrfp.byte_limits import byte_limits
+from rrfp.moved_stages import check_not_moved
 from rrfp.rank_hint import order_by, state_of
 from rrfp.settings import SETTINGS
 from rrfp.tied import check_drift
@@ -81,7 +82,9 @@ def decide(request, views, layout):
 
     Raises:
         ValueError: Ranks disagree, or a length, limit or order is wrong; names the values.
+        StagesMoved: A stage is on another device than at set-up.
     """
+    check_not_moved(views)
     _check_same_options(views)
     num_microbatches = _agree_on_microbatches(views, layout)
     costs = _agree_on_costs(views)

@@ -2,6 +2,7 @@
 
 from rrfp.agreement_group import resolve_groups
 from rrfp.arguments import StepRequest, check_state, check_timeout, is_timeout
+from rrfp.moved_stages import StagesMoved
 from rrfp.session_cache import cached_session, open_session, shape_of
 
 _SET_UP_TIMEOUT_S = 600.0
@@ -98,7 +99,8 @@ class Pipeline:
         """
         options = dict(locals())
         del options["self"]
-        return _run_step(self._session, self._modules, options)
+        request = _request(self._session, self._modules, options)
+        return self._session.run(self._modules, request)
 
     def eval_step(self, microbatches=None, targets=None, loss_fn=None, **options):
         """Run forwards only, without gradients; the same as ``step(..., forward_only=True)``.
@@ -273,21 +275,29 @@ def run_pipeline(
     # A wrong time-out is refused below, on every rank alike.
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
     group, agreement_group = resolve_groups(group, agreement_group)
-    session, modules = cached_session(
-        stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
-        agreement_group, transport, set_up_timeout_s,
-    )
+    opening = (stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
+               agreement_group, transport, set_up_timeout_s)
+    session, modules = cached_session(*opening)
     for name in ("stages", "placement", "edges", "loss_stages", "tied", "num_ranks",
                  "group", "agreement_group", "transport"):
         del arguments[name]
-    return _run_step(session, modules, arguments)
-
-
-def _run_step(session, modules, options):
-    """One step with the arguments of Pipeline.step or run_pipeline."""
+    request = _request(session, modules, arguments)
     try:
-        request = StepRequest(session.layout, set(modules), **options)
+        return session.run(modules, request)
+    except StagesMoved as moved:  # on every rank
+        if session.is_grouped:  # the other pipelines of the group know nothing of it
+            raise
+        session.close(str(moved))
+        counter = session.counter
+        session, modules = cached_session(*opening)
+        session.counter = counter
+        return session.run(modules, request)
+
+
+def _request(session, modules, options):
+    """The arguments of Pipeline.step or run_pipeline, checked and drawn."""
+    try:
+        return StepRequest(session.layout, set(modules), **options)
     except Exception as error:  # also what the caller's own iterators raise
         session.refuse(error, options["stall_timeout_s"])
         raise
-    return session.run(modules, request)

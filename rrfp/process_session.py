@@ -23,6 +23,7 @@ from rrfp.layout import (
     stage_table,
 )
 from rrfp.modes import CallerModes
+from rrfp.moved_stages import StagesMoved
 from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
 from rrfp.report import of_loss_stages, step_result
 from rrfp.session import Session
@@ -34,6 +35,8 @@ from rrfp.tied_exchange import TiedExchange
 
 logger = logging.getLogger("rrfp")
 
+# By the name that travels; the more special first.
+_REFUSALS = {"StagesMoved": StagesMoved, "TypeError": TypeError, "ValueError": ValueError}
 _DEFAULT_TIMEOUT_S = 600.0
 _FINISH_SLICE_MS = 60_000
 # The deciding rank waits for views; the others wait a little longer for its answer, so that it
@@ -254,7 +257,7 @@ class ProcessSession(Session):
             answer = settle(runtime, answer, request, self.counter, timeout_s)
         if isinstance(answer, tuple):
             name, text = answer
-            self.refusal = (TypeError if name == "TypeError" else ValueError)(text)
+            self.refusal = _REFUSALS.get(name, ValueError)(text)
             raise self.refusal from cause
         return answer
 
@@ -274,10 +277,9 @@ class ProcessSession(Session):
                 return name, f"rank {rank}: {text}"
         try:
             decision = self._guarded(decide(request, views, self.layout))
-        except TypeError as error:
-            return "TypeError", str(error)
-        except ValueError as error:
-            return "ValueError", str(error)
+        except (TypeError, ValueError) as error:
+            kinds = (kind for kind in _REFUSALS if isinstance(error, _REFUSALS[kind]))
+            return next(kinds), str(error)
         return decision
 
     def _give_up_on(self, peer, timeout_s):

@@ -28,6 +28,7 @@ from rrfp.device import (
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
 from rrfp.modes import CallerModes
+from rrfp.moved_stages import moved_stages
 from rrfp.report import step_result
 from rrfp.settings import SETTINGS
 from rrfp.stage import LossRule, StageStep
@@ -124,7 +125,9 @@ class Session:
         view["counter"] = self.counter
         # Members of an agreement group decide alike only by what all were given.
         view["held"] = None if self.is_grouped else self._activations.known()
-        view["tied"] = self._tied.samples()
+        view["moved"] = moved_stages(modules, self.devices)
+        # Nothing can be read on a device without memory; the step is refused anyway.
+        view["tied"] = {} if view["moved"] else self._tied.samples()
         view["traits"] = {}
         if request.deterministic:
             view["traits"] = {s: self._traits.traits(s, m) for s, m in modules.items()}
