@@ -1,6 +1,7 @@
 """Warnings for what costs a user time or memory without being wrong, few and far between.
 
-Looked for on the CPU, where the host sees how long tasks take; an overshoot also on GPUs.
+Looked for on the CPU, where the host sees how long tasks take; an overshoot also on GPUs, where a
+task's record ends when it is launched and cannot tell what the device waited for.
 """
 
 import logging

@@ -15,6 +15,7 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp import cost_watch
 from rrfp.cost_watch import CostWatch
 
 
@@ -87,7 +88,23 @@ def test_a_real_step_that_the_limit_binds(caplog, max_in_flight, expected):
             pipeline.step(batch, batch, nn.functional.mse_loss, max_in_flight=max_in_flight)
     said = [r.getMessage() for r in caplog.records if "max_in_flight may help" in r.getMessage()]
     assert bool(said) == expected, caplog.text
+    assert "bound by the host" not in caplog.text
     assert len(said) <= 1
+
+
+def test_real_steps_that_the_host_binds(caplog, monkeypatch):
+    """Tasks of a few microseconds; said once, however long it goes on."""
+    monkeypatch.setattr(cost_watch, "_NUM_STEPS", 3)  # on end, which a busy machine interrupts
+    batch = torch.randn(8, 4).chunk(4)
+    with caplog.at_level("WARNING", logger="rrfp"), rrfp.Pipeline([nn.Linear(4, 4)]) as pipeline:
+        for _ in range(500):
+            pipeline.step(batch, batch, nn.functional.mse_loss)
+            if caplog.records:
+                break
+        for _ in range(20):
+            pipeline.step(batch, batch, nn.functional.mse_loss)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "rank 0 is bound by the host" in said[0], said
 
 
 def run_set_up(rank, num_ranks, mode):
