@@ -196,10 +196,11 @@ class StepRequest:
                 raise TypeError(f"loss_fn is a {type(function).__name__}; it must be callable.")
         self._check_training()
         self.inputs = draw_inputs(microbatches, layout, own_stages, num_microbatches)
-        self.targets = {
-            stage: draw("targets", items, num_microbatches)
-            for stage, items in by_loss_stage("targets", targets, layout, own_stages).items()
-        }
+        self.targets, drawn = {}, {}  # one iterator for all loss stages is drawn once
+        for stage, items in by_loss_stage("targets", targets, layout, own_stages).items():
+            if id(items) not in drawn:
+                drawn[id(items)] = draw("targets", items, num_microbatches)
+            self.targets[stage] = drawn[id(items)]
         self.kwargs = draw_kwargs(stage_kwargs, layout, num_microbatches)
         for stage in self._loss_fns:
             if stage in own_stages and stage not in self.targets:

@@ -125,7 +125,8 @@ def test_fully_sharded_stages_in_an_agreement_group(name):
         assert not answer.error_type, answer.error_traceback
         index, gradients, found, fused_because = answer.value
         # Stage 0 has no input gradient, so that its W is the whole backward.
-        assert ("fully_shard" in fused_because) == (index == 1 and name in ("split", "deterministic"))
+        is_split = name in ("split", "deterministic")
+        assert ("fully_shard" in fused_because) == (index == 1 and is_split)
         assert abs(found - norm.item()) < 1e-10
         for got, parameter in zip(gradients, stages[index].parameters(), strict=True):
             torch.testing.assert_close(torch.from_numpy(got), parameter.grad, rtol=1e-7,
