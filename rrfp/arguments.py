@@ -14,7 +14,7 @@ from rrfp import _C
 from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint
 from rrfp.limits import activation_table, in_flight_limit
 from rrfp.stage import StageInputs
-from rrfp.stage_tables import by_loss_stage, draw, draw_inputs, draw_kwargs
+from rrfp.stage_tables import by_loss_stage, draw_inputs, draw_kwargs, draw_targets
 
 _LONGEST_S = 1e9  # in milliseconds and nanoseconds it still fits the core's integers
 
@@ -196,11 +196,7 @@ class StepRequest:
                 raise TypeError(f"loss_fn is a {type(function).__name__}; it must be callable.")
         self._check_training()
         self.inputs = draw_inputs(microbatches, layout, own_stages, num_microbatches)
-        self.targets, drawn = {}, {}  # one iterator for all loss stages is drawn once
-        for stage, items in by_loss_stage("targets", targets, layout, own_stages).items():
-            if id(items) not in drawn:
-                drawn[id(items)] = draw("targets", items, num_microbatches)
-            self.targets[stage] = drawn[id(items)]
+        self.targets = draw_targets(targets, layout, own_stages, num_microbatches)
         self.kwargs = draw_kwargs(stage_kwargs, layout, num_microbatches)
         for stage in self._loss_fns:
             if stage in own_stages and stage not in self.targets:

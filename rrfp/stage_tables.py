@@ -90,6 +90,16 @@ def draw_inputs(microbatches, layout, own_stages, num_microbatches):
     return drawn
 
 
+def draw_targets(targets, layout, own_stages, num_microbatches):
+    """``{loss stage: list}``; one iterator that is given for several stages is drawn once."""
+    tables, drawn = {}, {}
+    for stage, items in by_loss_stage("targets", targets, layout, own_stages).items():
+        if id(items) not in drawn:
+            drawn[id(items)] = draw("targets", items, num_microbatches)
+        tables[stage] = drawn[id(items)]
+    return tables
+
+
 def draw_kwargs(stage_kwargs, layout, num_microbatches):
     """``{stage: list of dict}``."""
     if stage_kwargs is None:

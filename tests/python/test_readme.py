@@ -83,7 +83,7 @@ def test_links_lead_somewhere(page):
 
 def test_quickstart_learns():
     done = subprocess.run([sys.executable, str(ROOT / "examples/01_quickstart.py")],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^step \d+: loss (\S+), (\d+)% right$", done.stdout, re.MULTILINE)
     losses, right = zip(*((float(loss), int(percent)) for loss, percent in found))
