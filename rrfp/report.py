@@ -1,13 +1,13 @@
 """What a step cost, and what it returned."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # From this share of the wall time on the report has a sentence on inputs in transfer.
 _TOLD_TRANSFER_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(NamedTuple):
     """A task as it was run. Times are of one monotonic clock per host.
 
     Attributes:
@@ -185,7 +185,7 @@ def rank_report(rank_step, limit_bytes=None):
         host_s=times.host_ns / 1e9,
         peak_units=runtime.peak_units,
         limit_units=rank_step.plan.limit_units(runtime.rank),
-        records=tuple(TaskRecord(*record) for record in rank_step.records),
+        records=tuple(map(TaskRecord._make, rank_step.records)),
         peak_bytes=None if rank_step.held_bytes is None else rank_step.held_bytes.peak,
         limit_bytes=limit_bytes,
         transfer_from_s={source: ns / 1e9 for source, ns in enumerate(times.transfer_from_ns)

@@ -11,8 +11,9 @@ the other way round: nobody waits for I, so W is the whole.
 """
 
 import torch
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge
 
+from rrfp.backward_pass import run_backward
 from rrfp.gradient_graph import NO_PARAMETER, edge_node, find_cut
 from rrfp.storage import storage_address
 
@@ -46,7 +47,7 @@ class _Whole(WeightHalf):
         self._roots, self._gradients = roots, gradients
 
     def run(self):
-        torch.autograd.backward(self._roots, self._gradients)
+        run_backward(self._roots, self._gradients)
         self._roots = self._gradients = ()
 
 
@@ -103,14 +104,14 @@ class _Pieces(WeightHalf):
                     num_bytes += sum(tensor.nbytes for tensor in more)
                     del more
             if num_bytes >= _BATCH_BYTES:
-                _accumulate(edges, gradients)
+                run_backward(edges, gradients)
                 edges, gradients, num_bytes = [], [], 0
         for edge, gradient in self._kept:
             edges.append(edge)
             gradients.append(gradient)
         self._kept = []
         if edges:
-            _accumulate(edges, gradients)
+            run_backward(edges, gradients)
 
     def shares_memory(self, tensor):
         address = storage_address(tensor)
@@ -122,15 +123,6 @@ class _Pieces(WeightHalf):
             )
             or any(storage_address(kept) == address for _, kept in self._kept)
         )
-
-
-def _accumulate(edges, gradients):
-    """``torch.autograd.backward`` from graph edges, without its slow look at each gradient: the
-    engine itself checks their shapes."""
-    _engine_run_backward(
-        tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True,
-        accumulate_grad=True,
-    )
 
 
 def _check_versions(versions):
@@ -169,7 +161,7 @@ def run_input_half(roots, gradients, anchor, in_order=False):
                 f"{cut.fused_because}. A deterministic step needs to know that beforehand; build "
                 "a new Pipeline after such a change."
             )
-        torch.autograd.backward(roots, gradients)
+        run_backward(roots, gradients)
         return WeightHalf(cut.fused_because)
     pieces = _Pieces(cut.fused_because)
     for node, product, indices in cut.products:

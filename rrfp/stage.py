@@ -11,47 +11,14 @@ import torch
 
 from rrfp.activations import addresses_of, bytes_held, tensors_in
 from rrfp.auxiliary_loss import call_collecting
-from rrfp.boundary import Parcel, flatten, gradients_parcel, refuse_hidden_tensors
+from rrfp.backward_pass import run_backward
+from rrfp.boundary import Parcel, flatten, refuse_hidden_tensors
+from rrfp.entry import enter, own_gradients, sum_of
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
 from rrfp.storage import is_shared, overlaps, settled, storage_address
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
-
-
-class _Arrival(torch.autograd.Function):
-    """Tensors from another stage enter this stage's graph; their gradients end in the box.
-
-    Its outputs are neither leaves nor views, so that a stage may begin with an in-place layer.
-    """
-
-    @staticmethod
-    def forward(ctx, anchor, box):
-        ctx.set_materialize_grads(False)
-        ctx.box = box
-        tensors, box.tensors = box.tensors, ()
-        return tensors
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        # Added, not set: a stage that calls backward() in its forward comes here before its B.
-        ctx.box.gradients = tuple(
-            new if old is None else old if new is None else old + new
-            for old, new in zip(ctx.box.gradients, gradients)
-        )
-        return None, None
-
-
-# What Function.apply comes to outside functorch, whose transforms end at a stage's border.
-_enter_graph = super(torch.autograd.Function, _Arrival).apply
-
-
-class _Box:
-    __slots__ = ("tensors", "gradients")
-
-    def __init__(self, tensors):
-        self.tensors = tensors
-        self.gradients = (None,) * len(tensors)
 
 
 @dataclass
@@ -110,6 +77,7 @@ class StageStep:
         self._saved = [None] * num_microbatches  # (roots, boxes, held) from F to B or I
         self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
+        self._addresses = [()] * num_microbatches  # of its tensors in _live
         self._anchor = torch.zeros((), device="cpu", requires_grad=True)
         self._kept = {  # memory that the module holds on to and may change
             storage_address(tensor) for tensor in (*module.parameters(), *module.buffers())
@@ -136,9 +104,12 @@ class StageStep:
 
     def forward(self, microbatch, parcels):
         """Run F; returns a parcel for each consumer."""
-        boxes = [self._arrive(parcel) for parcel in parcels]
-        values = [parcel.value() for parcel in parcels] or [self.given.inputs[microbatch]]
-        args = [a for v in values for a in (v if type(v) is tuple else (v,))]
+        boxes, args = [], []
+        if not parcels:
+            _unpack(self.given.inputs[microbatch], args)
+        for parcel in parcels:
+            boxes.append(enter(parcel, self._anchor) if self.modes.grad else None)
+            _unpack(parcel.value(), args)
         kwargs = self.given.kwargs[microbatch] if self.given.kwargs is not None else {}
         autocast = self.modes.autocast()
         if autocast is None:
@@ -154,9 +125,9 @@ class StageStep:
         """Run B; returns a parcel of gradients for each source."""
         roots, gradients, boxes = self._begin_backward(microbatch, parcels)
         if roots:
-            torch.autograd.backward(roots, gradients)
+            run_backward(roots, gradients)
         del roots, gradients
-        return [gradients_parcel(found) for found in _own_gradients(boxes)]
+        return own_gradients(boxes, is_shared)
 
     def input_gradient(self, microbatch, parcels):
         """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
@@ -169,8 +140,7 @@ class StageStep:
             self.has_split = True
         else:
             self.fused_because = half.fused_because
-        own = _own_gradients(boxes, lambda g: is_shared(g) or half.shares_memory(g))
-        return [gradients_parcel(found) for found in own]
+        return own_gradients(boxes, lambda g: is_shared(g) or half.shares_memory(g))
 
     def weight_gradient(self, microbatch):
         """Run W: add what I left to the parameters' ``.grad``."""
@@ -179,15 +149,22 @@ class StageStep:
 
     def _begin_backward(self, microbatch, parcels):
         """(what gets a gradient, those gradients, boxes) of a microbatch, taken out."""
-        roots, losses, boxes, _ = self._saved[microbatch]
+        outputs, losses, boxes, _ = self._saved[microbatch]
         self._saved[microbatch] = None
-        columns = zip(*(parcel.leaves for parcel in parcels), strict=True)
-        gradients = [_sum_of(column) for column in columns]
-        roots = [*roots, *losses]
-        gradients.extend(self._seed(microbatch, loss) for loss in losses)
-        if any(gradient is None for gradient in gradients):
-            pairs = [(r, g) for r, g in zip(roots, gradients, strict=True) if g is not None]
-            roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
+        if len(parcels) == 1:
+            received = parcels[0].leaves
+        else:
+            columns = zip(*[parcel.leaves for parcel in parcels], strict=True)
+            received = [sum_of(column) for column in columns]
+        roots, gradients = [], []
+        if outputs or received:
+            for root, gradient in zip(outputs, received, strict=True):
+                if gradient is not None:
+                    roots.append(root)
+                    gradients.append(gradient)
+        for loss in losses:
+            roots.append(loss)
+            gradients.append(self._seed(microbatch, loss))
         if not self.return_outputs:
             self._forget(microbatch)
         return roots, gradients, boxes
@@ -204,31 +181,21 @@ class StageStep:
         target = targets[microbatch] if targets is not None else None
         return output, self.loss_rule.loss_fn(output, target), auxiliary
 
-    def _arrive(self, parcel):
-        """Make the parcel's leaves part of this stage's graph; None when no gradient is due."""
-        if not parcel.needs_grad or not self.modes.grad:
-            return None
-        leaves = parcel.leaves
-        box = _Box(tuple([leaves[index] for index in parcel.needs_grad]))
-        for index, tensor in zip(parcel.needs_grad, _enter_graph(self._anchor, box)):
-            leaves[index] = tensor
-        return box
-
     def _hand_over(self, microbatch, output, loss, auxiliary, boxes, args, kwargs):
         """Keep what the backward needs; returns a parcel for each consumer."""
         tree, leaves = flatten(output)
-        roots, needs_grad, handed = [], [], []
+        roots, needs_grad, handed, tensors = [], [], [], []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
-                if leaf.requires_grad and self.consumers:
+                if self.consumers and leaf.requires_grad:
                     roots.append(leaf)
                     needs_grad.append(index)
                 leaf = self._detach(microbatch, leaf, args, kwargs)
                 # Each has memory of its own, as between processes: an in-place write to one
                 # would change the other, and autograd would not know.
-                tensors = [other for other in handed if isinstance(other, torch.Tensor)]
                 if tensors and overlaps(leaf, tensors):
                     leaf = leaf.clone()
+                tensors.append(leaf)
             elif self.consumers and type(leaf) not in _PLAIN_TYPES:
                 refuse_hidden_tensors(self.stage, leaf)
             handed.append(leaf)
@@ -238,7 +205,7 @@ class StageStep:
                 self.outputs[microbatch] = Parcel(tree, list(handed)).value()
         if not self.forward_only:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
-            losses = [*([] if loss is None else [loss]), *auxiliary]
+            losses = auxiliary if loss is None else [loss, *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
             if self.held_bytes is not None:
                 received = args if self.sources else ()
@@ -250,12 +217,15 @@ class StageStep:
                 self.held_bytes.take(self.stage, microbatch, size)
         # Only one reader may share the memory: another's in-place write must not reach it. The
         # loss and the caller, who gets the outputs, are readers too.
-        shared = [] if self.loss_rule.is_loss_stage else [handed]
-        copies = [
-            [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in handed]
-            for _ in self.consumers[len(shared):]
-        ]
-        return [Parcel(tree, leaves, needs_grad) for leaves in (*shared, *copies)]
+        parcels = []
+        for _ in self.consumers:
+            if parcels or self.loss_rule.is_loss_stage:
+                copies = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+                          for leaf in handed]
+                parcels.append(Parcel(tree, copies, needs_grad))
+            else:
+                parcels.append(Parcel(tree, handed, needs_grad))
+        return parcels
 
     def _detach(self, microbatch, tensor, args, kwargs):
         """The tensor for another holder: same memory, same version counter, no graph."""
@@ -264,7 +234,7 @@ class StageStep:
                 f"stage {self.stage} is on {self.device} and returned a tensor on "
                 f"{tensor.device}; return tensors of the stage's own device."
             )
-        if hasattr(tensor, "to_local"):
+        if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
             raise ValueError(
                 f"stage {self.stage} returned a DTensor, which cannot leave its mesh; return "
                 ".to_local() or .full_tensor() of it."
@@ -280,6 +250,7 @@ class StageStep:
             self._refuse_reuse(microbatch, known[0], address, args, kwargs)
         if address:
             self._live[address] = (microbatch, weakref.ref(detached))
+            self._addresses[microbatch] += (address,)
         return detached
 
     def _refuse_reuse(self, microbatch, other, address, args, kwargs):
@@ -295,7 +266,11 @@ class StageStep:
         )
 
     def _forget(self, microbatch):
-        self._live = {a: entry for a, entry in self._live.items() if entry[0] != microbatch}
+        for address in self._addresses[microbatch]:
+            # Another one may have it by now.
+            if address in self._live and self._live[address][0] == microbatch:
+                del self._live[address]
+        self._addresses[microbatch] = ()
 
     def _keep_loss(self, microbatch, loss):
         """Keep what ``loss_fn`` returned; the loss alone, None where there is no loss_fn."""
@@ -333,37 +308,17 @@ class StageStep:
         A new tensor every time: a parameter may take its memory over as ``.grad``.
         """
         factor = self.loss_rule.factors[microbatch]
+        if type(loss) is torch.Tensor:
+            return loss.new_full(loss.shape, factor)
         return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
 
 
-def _own_gradients(boxes, is_read=is_shared):
-    """By source: the captured gradients, each in memory of its own.
-
-    Autograd may let a parameter, of the stage or of anything else that took part, keep the very
-    memory of a gradient as its ``.grad``; the next backward would add to it while the gradient is
-    still on its way. Two inputs may get one gradient, too, and W may still read it: `is_read`.
-    """
-    seen = set()  # one tensor for two inputs counts as one user of its memory
-
-    def own(gradient):
-        if gradient is None:
-            return None
-        gradient = settled(gradient)
-        address = storage_address(gradient)
-        if address in seen or is_read(gradient):
-            return gradient.clone()
-        seen.add(address)
-        return gradient
-
-    return [[] if box is None else [own(g) for g in box.gradients] for box in boxes]
-
-
-def _sum_of(gradients):
-    """Of one tensor's gradients from its consumers, in their order; None where none has any."""
-    total = None
-    for gradient in gradients:
-        total = gradient if total is None else total if gradient is None else total + gradient
-    return total
+def _unpack(value, args):
+    """Add to a call's arguments: the members of a tuple, or a value that is none."""
+    if type(value) is tuple:
+        args.extend(value)
+    else:
+        args.append(value)
 
 
 def detach_tree(value):

@@ -3,8 +3,16 @@
 import torch
 
 
+# Types that are what they seem: no part elsewhere, nothing on its way. Looking for an attribute
+# that is not there takes longer than all else here.
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
 def settled(tensor):
     """The tensor itself; of a collective's result that is still on its way, what it becomes."""
+    if type(tensor) in _PLAIN_TYPES:
+        return tensor
     return tensor.wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
@@ -13,18 +21,19 @@ def storage_address(tensor):
 
     A DTensor has the memory of this rank's part.
     """
-    part = settled(getattr(tensor, "_local_tensor", tensor))
-    if part.layout is not torch.strided:
+    if type(tensor) not in _PLAIN_TYPES:
+        tensor = settled(getattr(tensor, "_local_tensor", tensor))
+    if tensor.layout is not torch.strided:
         return 0
-    return part.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_shared(tensor):
     """Whether another tensor may have the same memory now; True where that cannot be known."""
-    if tensor.layout is not torch.strided or not hasattr(torch._C, "_storage_Use_Count"):
+    if tensor.layout is not torch.strided or _use_count is None:
         return True
     # Its own reference, and that of the storage object made here.
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
+    return _use_count(tensor.untyped_storage()._cdata) > 2
 
 
 def overlaps(tensor, others):

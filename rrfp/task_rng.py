@@ -13,7 +13,8 @@ generator with it; there each draws from a generator of its own:
 A default generator of another device is seeded as it is: a rank has its device to itself.
 
 Threads: everything is per thread, but for what is installed once, under a lock.
-Cost: 2 to 3 us a task, and about 3 us for each operation that draws; ``benchmarks/random_cost.py``.
+Cost: 2 to 3 us a task; in worker threads only for tasks that draw, and about 3 us for each
+operation that does. ``benchmarks/random_cost.py``.
 """
 
 import contextlib
@@ -84,7 +85,8 @@ class StepRandom:
     def __init__(self, seed, step, shares_process):
         self._seed, self._step = seed, step
         self._shares_process = shares_process
-        self._generators = ()
+        self._generators = ()  # that are seeded before each task
+        self._own = None  # the thread's, which is seeded when a task first draws
         self._keys = {}  # of the tasks that are known beforehand
 
     @contextlib.contextmanager
@@ -92,8 +94,8 @@ class StepRandom:
         """Around the tasks of the step; the caller's generators are as before afterwards."""
         devices = _device_generators()
         if self._shares_process:
-            with _own_generator() as generator, _restored(devices):
-                self._generators = (generator, *devices)
+            with _own_generator() as self._own, _restored(devices):
+                self._generators = devices
                 yield
         else:
             self._generators = (torch.default_generator, *devices)
@@ -102,19 +104,24 @@ class StepRandom:
 
     def prepare(self, tasks):
         """Compute the keys of (stage, kind, microbatch) now, rather than when they are due."""
-        self._keys = {(k, s, m): self._key(k, s, m) for s, k, m in tasks}
+        if self._generators:
+            self._keys = {(k, s, m): self._key(k, s, m) for s, k, m in tasks}
 
     def begin(self, kind, stage, microbatch):
         """Before the task runs. Backward tasks draw other numbers than the forward."""
-        key = self._keys.get((kind, stage, microbatch))
-        if key is None:
-            key = self._key(kind, stage, microbatch)
-        for generator in self._generators:
-            generator.manual_seed(key)
+        if self._own is not None:
+            self._own.due = (self, kind, stage, microbatch)
+        if self._generators:
+            key = self._keys.get((kind, stage, microbatch))
+            if key is None:
+                key = self._key(kind, stage, microbatch)
+            for generator in self._generators:
+                generator.manual_seed(key)
 
     def _key(self, kind, stage, microbatch):
-        kind = _FORWARD if kind == "F" else _GRADIENT
-        return _key(self._seed, self._step, stage, microbatch, kind)
+        return _key(
+            self._seed, self._step, stage, microbatch, _FORWARD if kind == "F" else _GRADIENT
+        )
 
 
 @contextlib.contextmanager
@@ -136,11 +143,29 @@ _TRACING_MODES = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorM
 _num_active = 0
 
 
+class _OwnGenerator:
+    """A thread's generator. ``due``: the task whose key it gets before anybody uses it; most
+    tasks draw nothing, and need no key then."""
+
+    __slots__ = ("_generator", "due")
+
+    def __init__(self):
+        self._generator = torch.Generator()
+        self.due = None
+
+    def keyed(self):
+        if self.due is not None:
+            (random, *task), self.due = self.due, None
+            self._generator.manual_seed(random._key(*task))
+        return self._generator
+
+
 class _GeneratorOfThread:
     """Stands for torch's default CPU generator in ``torch.random``: the thread's own, if any."""
 
     def __getattr__(self, name):
-        return getattr(getattr(_thread, "generator", torch.default_generator), name)
+        own = getattr(_thread, "own", None)
+        return getattr(torch.default_generator if own is None else own.keyed(), name)
 
 
 @contextlib.contextmanager
@@ -152,13 +177,13 @@ def _own_generator():
         _num_active += 1
         if _num_active == 1:
             torch.random.default_generator = _GeneratorOfThread()
-    _thread.generator = torch.Generator()
+    _thread.own = _OwnGenerator()
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
-        yield _thread.generator
+        yield _thread.own
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
-        del _thread.generator
+        del _thread.own
         with _install_lock:
             _num_active -= 1
             if _num_active == 0:
@@ -218,13 +243,13 @@ def shared_state():
 
 
 def _own():
-    generator = getattr(_thread, "generator", None)
-    if generator is None:  # autograd's own thread for a device took over this thread's keys
+    own = getattr(_thread, "own", None)
+    if own is None:  # autograd's own thread for a device took over this thread's keys
         raise RuntimeError(
             "a backward of this stage draws random numbers on the CPU in a thread of autograd's, "
             "where rrfp cannot key them; use one process per rank."
         )
-    return generator
+    return own.keyed()
 
 
 def _is_on_cpu(args, kwargs):

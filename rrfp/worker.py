@@ -8,12 +8,11 @@ import traceback
 import torch
 
 from rrfp import _C
-from rrfp.boundary import decode, encode
+from rrfp.boundary import Parcel, decode, encode
 from rrfp.errors import stage_failure_text
 
 # Upper bound of one wait in the core; it looks for signals several times a second anyway.
 _CLAIM_TIMEOUT_MS = 60_000
-_NO_RANGE = contextlib.nullcontext()
 
 
 class RankStep:
@@ -66,7 +65,10 @@ class RankStep:
                 local = runtime.claim(_CLAIM_TIMEOUT_MS)
                 if local >= 0:
                     try:
-                        with _profiler_range(*tasks[local]):
+                        if torch.autograd.profiler._is_profiler_enabled:
+                            with _profiler_range(*tasks[local]):
+                                self._run_task(local, *tasks[local])
+                        else:
                             self._run_task(local, *tasks[local])
                     except (_C.StatusError, KeyboardInterrupt):
                         raise
@@ -74,9 +76,7 @@ class RankStep:
                         self._end_everywhere(tasks[local], error)
                         continue  # claim() raises what ended the step
                     if launcher is not None:
-                        stage, kind, microbatch = tasks[local]
-                        text = f"{stage}{kind}{microbatch}"
-                        launcher.launched(runtime, text, self.stall_timeout_ms)
+                        launcher.launched(runtime, tasks[local], self.stall_timeout_ms)
                     runtime.retire(local)
                 elif local == _C.ALL_CLAIMED:
                     break
@@ -89,10 +89,10 @@ class RankStep:
         if kind != "F":
             del parcels[0]  # the stage's own F or I, which sends nothing
         for index, parcel in enumerate(parcels):
-            if type(parcel) is _C.Inbound:
+            if type(parcel) is not Parcel:
                 shared = self._shared_parcels and self._shared_parcels.take(parcel)
                 parcels[index] = shared or decode(parcel)
-                del parcel
+            del parcel
         self.random.begin(kind, stage, microbatch)
         targets, results = self.stage_steps[stage].run(kind, microbatch, parcels)
         for target, result in zip(targets, results, strict=True):
@@ -113,13 +113,11 @@ class RankStep:
 
 
 def _profiler_range(stage, kind, microbatch):
-    """A range of torch.profiler named by the task; nothing where no profiler runs.
+    """A range of torch.profiler named by the task.
 
     Not by its text alone: torch takes "2F0" for a mangled name of C++, and shows "F0".
     """
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
-    return _NO_RANGE
+    return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
 
 
 class Worker:
