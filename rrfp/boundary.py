@@ -183,22 +183,36 @@ def _sendable(tensor):
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
+_tensor_metadata = {}  # (dtype, shape, whether it needs grad) -> metadata of that tensor alone
+
+
+def _descriptor(tensor, flags):
+    shape = tensor.shape
+    return _shape_formats[len(shape)].pack(
+        _CODE_OF_DTYPE[tensor.dtype], flags, len(shape), *shape
+    )
+
+
 def encode(parcel):
     """(metadata, segments, owner): what ``Runtime.post_tensors`` takes."""
     needs_grad = parcel.needs_grad
+    if parcel.tree is None and type(parcel.leaves[0]) is torch.Tensor:
+        tensor = _sendable(parcel.leaves[0])
+        key = tensor.dtype, tensor.shape, bool(needs_grad)
+        metadata = _tensor_metadata.get(key)
+        if metadata is None:
+            flags = _REQUIRES_GRAD if needs_grad else 0
+            metadata = _remember(_tensor_metadata, key,
+                                 _length.pack(0) + _descriptor(tensor, flags))
+        return metadata, [(tensor.data_ptr(), tensor.nbytes)], [tensor]
     descriptors, segments, owner, pickled = [], [], [], []
     for index, leaf in enumerate(parcel.leaves):
         if isinstance(leaf, torch.Tensor):
             tensor = _sendable(leaf)
             owner.append(tensor)
             segments.append((tensor.data_ptr(), tensor.nbytes))
-            shape = tensor.shape
             flags = _REQUIRES_GRAD if index in needs_grad else 0
-            descriptors.append(
-                _shape_formats[len(shape)].pack(
-                    _CODE_OF_DTYPE[tensor.dtype], flags, len(shape), *shape
-                )
-            )
+            descriptors.append(_descriptor(tensor, flags))
         elif leaf is None:
             descriptors.append(_shape_formats[0].pack(_NONE, 0, 0))
         else:

@@ -158,19 +158,21 @@ class Launcher:
         runtime.bind_stream(self.stream.cuda_stream)
 
     def launched(self, runtime, task, timeout_ms):
-        """A task (stage, kind, microbatch) has been launched; block until the device is near enough behind.
+        """A task (stage, kind, microbatch) has been launched; block until the device is near
+        enough behind.
 
         Raises:
             StatusError: The step has ended, here or elsewhere.
         """
-        if not runtime.wait_launched(self.depth, timeout_ms):
-            stage, kind, microbatch = task
-            runtime.abort(
-                _C.StatusCode.STALLED, runtime.rank,
-                f"rank {runtime.rank} launched {stage}{kind}{microbatch}, and for {timeout_ms / 1000:g} s its GPU "
-                "has not come to the end of the tasks before it. A kernel of a stage hangs, or "
-                "waits in a collective for a rank that does not come.",
-            )
+        if runtime.wait_launched(self.depth, timeout_ms):
+            return
+        stage, kind, microbatch = task
+        runtime.abort(
+            _C.StatusCode.STALLED, runtime.rank,
+            f"rank {runtime.rank} launched {stage}{kind}{microbatch}, and for "
+            f"{timeout_ms / 1000:g} s its GPU has not come to the end of the tasks before it. A "
+            "kernel of a stage hangs, or waits in a collective for a rank that does not come.",
+        )
 
 
 class LocalStreams:
