@@ -1,6 +1,7 @@
 """What a step cost, and what it returned."""
 
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 # From this share of the wall time on the report has a sentence on inputs in transfer.
@@ -185,7 +186,7 @@ def rank_report(rank_step, limit_bytes=None):
         host_s=times.host_ns / 1e9,
         peak_units=runtime.peak_units,
         limit_units=rank_step.plan.limit_units(runtime.rank),
-        records=tuple(map(TaskRecord._make, rank_step.records)),
+        records=tuple(map(tuple.__new__, repeat(TaskRecord), rank_step.records)),
         peak_bytes=None if rank_step.held_bytes is None else rank_step.held_bytes.peak,
         limit_bytes=limit_bytes,
         transfer_from_s={source: ns / 1e9 for source, ns in enumerate(times.transfer_from_ns)

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
+#include "base/fine_sleep.hpp"
 #include "python/inbound.hpp"
 #include "python/rank_views.hpp"
 #include "python/status_error.hpp"
@@ -20,6 +21,8 @@ namespace {
 
 // Well below the time of a task that is worth a GPU, and no load on a core.
 constexpr std::chrono::microseconds kLookEvery{10};
+// Before it sleeps in between: as long as the launch of a short task, whose end is near then.
+constexpr std::int64_t kLookNs = 50000;
 
 // The reference a message carried, if any, as an object that drops it.
 py::object take_reference(void*& slot) {
@@ -192,9 +195,15 @@ bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
     return launched_.size() < static_cast<std::size_t>(depth) || !runtime_->status().ok();
   };
   const bool is_reached = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
-    const std::int64_t until_ns = steady_now_ns() + slice_ms * 1000000;
+    const std::int64_t begin_ns = steady_now_ns();
     while (!is_near()) {
-      if (steady_now_ns() >= until_ns) return false;
+      const std::int64_t waited_ns = steady_now_ns() - begin_ns;
+      if (waited_ns >= slice_ms * 1000000) return false;
+      if (waited_ns < kLookNs) {
+        std::this_thread::yield();
+        continue;
+      }
+      const FineSleep fine;
       std::this_thread::sleep_for(kLookEvery);
     }
     return true;
