@@ -18,7 +18,7 @@ import struct
 
 import torch
 import torch.utils._pytree as pytree
-from torch.utils.dlpack import from_dlpack
+from torch.utils import dlpack
 
 _NONE, _PICKLED = 0, 255
 _REQUIRES_GRAD = 1
@@ -61,6 +61,9 @@ _BYTE_DTYPES = {
     if hasattr(torch, name)
 }
 _CODE_OF_DTYPE.update({dtype: code for code, dtype in _BYTE_DTYPES.items()})
+
+# What dlpack.from_dlpack comes to for a capsule, after it has looked for what a capsule lacks.
+_from_capsule = getattr(torch._C, "_from_dlpack", dlpack.from_dlpack)
 
 _SINGLE = None  # the tree of a value that is one leaf
 _length = struct.Struct("<I")
@@ -268,7 +271,7 @@ def _decode(inbound):
         for index in form.pickled:
             leaves[index] = next(objects)
     for index, capsule in zip(form.places, inbound.capsules(form.layouts)):
-        leaves[index] = from_dlpack(capsule)
+        leaves[index] = _from_capsule(capsule)
     for index, dtype, shape in form.viewed:
         leaves[index] = leaves[index].view(dtype).view(shape).detach()
     return Parcel(form.tree, leaves, form.needs_grad)

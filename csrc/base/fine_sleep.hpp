@@ -13,18 +13,21 @@ namespace rrfp {
 class FineSleep {
  public:
   FineSleep() : slack_ns_(::prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)) {
-    if (slack_ns_ > kSlackNs) ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(kSlackNs), 0, 0, 0);
+    if (slack_ns_ > kSlackNs) set(kSlackNs);
   }
   ~FineSleep() {
-    if (slack_ns_ > kSlackNs) {
-      ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns_), 0, 0, 0);
-    }
+    if (slack_ns_ > kSlackNs) set(slack_ns_);
   }
   FineSleep(const FineSleep&) = delete;
   FineSleep& operator=(const FineSleep&) = delete;
 
  private:
   static constexpr long kSlackNs = 1000;
+
+  static void set(long slack_ns) {
+    ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns), 0, 0, 0);
+  }
+
   const long slack_ns_;  // negative: the kernel does not say
 };
 

@@ -98,6 +98,23 @@ def test_every_draw_in_threads_is_that_of_a_plain_loop(under_mode):
     assert torch.random.default_generator is torch.default_generator
 
 
+def test_a_task_that_draws_nothing_leaves_nothing_to_the_next():
+    """Keys are due when a task first draws, and then must be those of the task that does."""
+    def work(index, step):
+        step.begin("F", index, 0)
+        step.begin("B", index, 1)
+        step.begin("F", index, 2)
+        got[index] = torch.get_rng_state(), torch.rand(3), torch.rand(3)
+
+    got = {}
+    in_threads(2, work)
+    for index, (state, first, second) in got.items():
+        with rrfp.task_rng(5, 1, index, 2):
+            assert torch.equal(state, torch.get_rng_state())
+            assert torch.equal(first, torch.rand(3))
+            assert torch.equal(second, torch.rand(3))
+
+
 def test_a_generator_of_the_users_is_respected():
     def work(index, step):
         step.begin("F", 0, 0)

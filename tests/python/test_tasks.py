@@ -99,6 +99,17 @@ def through_the_wire(value, needs_grad=()):
     return boundary.decode(FakeInbound(metadata, owner))
 
 
+def test_what_is_remembered_of_a_tensor_is_all_that_tells_messages_apart():
+    """A metadata is used again for the same dtype, shape and need of a gradient only."""
+    for _ in range(2):
+        for shape in ((6,), (2, 3), (3, 2), (6, 1)):
+            for dtype in (torch.float32, torch.int32, torch.float64):
+                for needs_grad in ((), (0,)):
+                    got = through_the_wire(torch.ones(shape, dtype=dtype), needs_grad)
+                    assert got.leaves[0].shape == shape and got.leaves[0].dtype == dtype
+                    assert tuple(got.needs_grad) == needs_grad
+
+
 DTYPES = sorted(boundary._CODE_OF_DTYPE, key=str)
 
 
