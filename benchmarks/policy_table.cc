@@ -11,28 +11,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
-#include "sim/guard.hpp"
-#include "sim/variability.hpp"
-#include "sim/world.hpp"
+#include "policy_training.hpp"
 
 using namespace rrfp;
 using namespace rrfp::sim;
 
 namespace {
-
-struct Policy {
-  const char* name;
-  const char* hint;
-  std::int32_t slack;
-  bool split;
-  bool waiting = true;
-  bool guarded = false;
-};
 
 constexpr Policy kFixed1F1B{"fixed 1F1B", "1f1b", 0, false};
 constexpr Policy kFixedZbH1{"fixed ZB-H1", "zb-h1", 0, true};
@@ -47,96 +34,9 @@ constexpr Policy kPolicies[] = {
     {"ZB-H1 slack 2", "zb-h1", 2, true},
     {"ZB-H1 as a hint", "zb-h1", kUnlimited, true},
     {"bfw", "bfw", kUnlimited, true},
-    {"auto split, no waiting", "auto", kAutoSlack, true, false},
+    {"ZB-H1, W as filler", "auto", kAutoSlack, true, false, false, true},
     {"auto split", "auto", kAutoSlack, true},
     {"auto split + guard", "auto", kAutoSlack, true, true, true},
-};
-
-struct Shape {
-  std::int32_t num_ranks;
-  std::int32_t num_microbatches;
-};
-
-// Times of one step, whether drawn or constant.
-struct Times {
-  std::function<std::int64_t(const Task&)> duration_ns;
-  std::function<std::int64_t(const Task&)> latency_ns;
-  std::vector<double> costs;
-};
-
-// One policy over the steps of one model: what it has learnt goes on from step to step.
-class Training {
- public:
-  Training(Shape shape, const Policy& policy, std::int32_t limit, bool mid, bool fifo)
-      : shape_(shape), policy_(policy), limit_(limit), mid_(mid), fifo_(fifo) {
-    std::vector<std::int32_t> ranks(shape.num_ranks);
-    std::iota(ranks.begin(), ranks.end(), 0);
-    std::vector<std::pair<std::int32_t, std::int32_t>> edges;
-    for (std::int32_t s = 1; s < shape.num_ranks; ++s) edges.emplace_back(s - 1, s);
-    graph_ = std::make_shared<StageGraph>(shape.num_ranks, ranks, edges,
-                                          std::vector<std::int32_t>{});
-    times_.assign(shape.num_ranks, TaskTimes(1));
-  }
-
-  double makespan_ns(const Times& times) {
-    std::shared_ptr<const StepPlan> plan = make_plan(times);
-    if (policy_.guarded && is_guarded(*plan)) {
-      plan = guarded_plan(plan, guard(plan, records_, times.costs, ++num_steps_));
-    }
-    WorldOptions world;
-    world.duration_ns = times.duration_ns;
-    world.latency_ns = [&](const Task& from, std::int32_t) { return times.latency_ns(from); };
-    world.fifo_links = fifo_;
-    world.times = &times_;
-    const WorldResult result = simulate(plan, world);
-    if (!result.finished) std::abort();
-    if (policy_.guarded) remember(times);
-    return static_cast<double>(result.makespan_ns);
-  }
-
- private:
-  std::shared_ptr<const StepPlan> make_plan(const Times& times) const {
-    StepOptions options;
-    options.num_microbatches = shape_.num_microbatches;
-    options.hint = policy_.hint;
-    options.slack = policy_.slack;
-    options.split_backward = policy_.split;
-    options.waiting = policy_.waiting;
-    options.limits.assign(shape_.num_ranks, limit_);
-    if (mid_) options.microbatch_order = mid_order(times.costs);
-    return std::make_shared<StepPlan>(graph_, options);
-  }
-
-  // What the step leaves for the guard.
-  void remember(const Times& times) {
-    StepRecord record;
-    record.num_microbatches = shape_.num_microbatches;
-    record.costs = times.costs;
-    for (std::int32_t kind = 0; kind < kNumTaskKinds; ++kind) {
-      for (std::int32_t stage = 0; stage < shape_.num_ranks; ++stage) {
-        for (std::int32_t m = 0; m < shape_.num_microbatches; ++m) {
-          const Task task{stage, static_cast<TaskKind>(kind), m};
-          const bool is_used = task.kind == TaskKind::kForward ||
-                               (task.kind != TaskKind::kBackward) == policy_.split;
-          const bool is_sent = is_used && !graph_->targets_of(task).empty();
-          record.durations_ns.push_back(is_used ? times.duration_ns(task) : -1);
-          record.travels_ns.push_back(is_sent ? times.latency_ns(task) : -1);
-        }
-      }
-    }
-    if (records_.size() == kGuardSteps) records_.erase(records_.begin());
-    records_.push_back(std::move(record));
-  }
-
-  Shape shape_;
-  Policy policy_;
-  std::int32_t limit_;
-  bool mid_;
-  bool fifo_;
-  std::shared_ptr<const StageGraph> graph_;
-  std::vector<TaskTimes> times_;
-  std::vector<StepRecord> records_;
-  std::uint64_t num_steps_ = 0;
 };
 
 Times times_of(const StepDraw& draw) {
@@ -210,45 +110,11 @@ std::string number(double value) {
   return text;
 }
 
-std::string speed_up_table(Shape shape, int num_seeds) {
-  const Draws draws(shape, num_seeds);
-  std::string rows;
-  std::printf("\nP %d, M %d, %d seeds: over fixed ZB-H1 (unsplit: / over fixed 1F1B)\n",
-              shape.num_ranks, shape.num_microbatches, num_seeds);
-  std::printf("%-24s %6s %16s %16s %16s %16s\n", "policy", "limit", "given fifo", "given",
-              "mid fifo", "mid");
-  for (const Policy& policy : kPolicies) {
-    for (const double limit : {1.0, 1.25, 1.5, 2.0}) {
-      if (limit > 1 && (policy.slack == 0 || policy.guarded)) break;  // the limit changes nothing
-      std::printf("%-24s %5.2fP", policy.name, limit);
-      for (const bool mid : {false, true}) {
-        for (const bool fifo : {true, false}) {
-          const auto units = static_cast<std::int32_t>(limit * shape.num_ranks);
-          const auto score = draws.score({shape, policy, units, mid, fifo});
-          const std::string text =
-              number(score.over_zb_h1) + (policy.split ? "" : " / " + number(score.over_1f1b));
-          std::printf(" %16s", text.c_str());
-          rows += std::string(rows.empty() ? "" : ",\n") + "    {\"policy\": \"" + policy.name +
-                  "\", \"limit_over_ranks\": " + number(limit) +
-                  ", \"order\": \"" + (mid ? "mid" : "given") +
-                  "\", \"fifo\": " + (fifo ? "true" : "false") +
-                  ", \"over_zb_h1\": " + number(score.over_zb_h1) +
-                  ", \"over_1f1b\": " + number(score.over_1f1b) + "}";
-        }
-      }
-      std::printf("\n");
-      std::fflush(stdout);
-    }
-  }
-  return "  {\"ranks\": " + std::to_string(shape.num_ranks) +
-         ", \"microbatches\": " + std::to_string(shape.num_microbatches) +
-         ", \"seeds\": " + std::to_string(num_seeds) + ", \"speed_ups\": [\n" + rows + "]}";
-}
-
 struct Ratio {
   double forward, input_grad, weight_grad;
 };
 constexpr Ratio kRatios[] = {{1, 1, 1}, {1, 1.2, 0.8}, {1, 0.8, 0.6}, {1, 1.5, 1}};
+constexpr double kLatencies[] = {0.01, 0.05, 0.1, 0.2};
 
 Times constant_times(const Ratio& ratio, double latency, std::int32_t num_microbatches) {
   const auto units = [](double value) {
@@ -267,21 +133,70 @@ Times constant_times(const Ratio& ratio, double latency, std::int32_t num_microb
           std::vector<double>(num_microbatches, 1.0)};
 }
 
-// Durations that do not vary: the ninth step of each case, over that of the fixed order.
-std::string constant_row(const Policy& policy, const Policy& fixed) {
+// Constant durations: how far the ninth step is ahead of the policy's own fixed order.
+double constant_speed_up(Shape shape, const Policy& policy, std::int32_t limit,
+                         const Times& times) {
+  Training order(shape, policy.split ? kFixedZbH1 : kFixed1F1B, shape.num_ranks, false, false);
+  Training training(shape, policy, limit, false, false);
+  double ns = 0;
+  for (std::size_t step = 0; step <= kGuardSteps; ++step) ns = training.makespan_ns(times);
+  return order.makespan_ns(times) / ns;
+}
+
+// One row: a policy at one limit. Its cells are by order and link; the last one is for constant
+// durations.
+std::string speed_up_row(const Draws& draws, Shape shape, const Policy& policy, double limit) {
+  const auto units = static_cast<std::int32_t>(limit * shape.num_ranks);
+  std::string cells;
+  std::printf("%-20s %5.2fP", policy.name, limit);
+  for (const bool mid : {false, true}) {
+    for (const bool fifo : {true, false}) {
+      const auto score = draws.score({shape, policy, units, mid, fifo});
+      const std::string text =
+          number(score.over_zb_h1) + (policy.split ? "" : " / " + number(score.over_1f1b));
+      std::printf(" %16s", text.c_str());
+      cells += std::string(", \"") + (mid ? "mid" : "given") + (fifo ? ", links in order" : "") +
+               "\": [" + number(score.over_zb_h1) + ", " + number(score.over_1f1b) + "]";
+    }
+  }
+  const Times times = constant_times(kRatios[0], kLatencies[1], shape.num_microbatches);
+  const double constant = constant_speed_up(shape, policy, units, times);
+  std::printf(" %9.3f\n", constant);
+  std::fflush(stdout);
+  return std::string("    {\"policy\": \"") + policy.name +
+         "\", \"limit_over_ranks\": " + number(limit) + cells +
+         ", \"constant durations\": " + number(constant) + "}";
+}
+
+std::string speed_up_table(Shape shape, int num_seeds) {
+  const Draws draws(shape, num_seeds);
+  const double none = static_cast<double>(shape.num_microbatches) / shape.num_ranks;
+  std::string rows;
+  std::printf("\nP %d, M %d, %d seeds: over fixed ZB-H1 (unsplit: / over fixed 1F1B)\n",
+              shape.num_ranks, shape.num_microbatches, num_seeds);
+  std::printf("%-20s %6s %16s %16s %16s %16s %9s\n", "policy", "limit", "given fifo", "given",
+              "mid fifo", "mid", "constant");
+  for (const Policy& policy : kPolicies) {
+    for (const double limit : {1.0, 1.25, 1.5, 2.0, none}) {
+      if (limit > 1 && (policy.slack == 0 || policy.guarded)) break;  // the limit changes nothing
+      rows += (rows.empty() ? "" : ",\n") + speed_up_row(draws, shape, policy, limit);
+    }
+  }
+  return "  {\"ranks\": " + std::to_string(shape.num_ranks) +
+         ", \"microbatches\": " + std::to_string(shape.num_microbatches) +
+         ", \"seeds\": " + std::to_string(num_seeds) + ", \"speed_ups\": [\n" + rows + "]}";
+}
+
+std::string constant_row(const Policy& policy) {
   int num_cases = 0, num_behind = 0;
   double worst = 9, sum_of_logs = 0;
   for (const std::int32_t num_ranks : {2, 4, 8, 16, 32}) {
     for (const std::int32_t per_rank : {1, 2, 4}) {
-      for (const double latency : {0.01, 0.05, 0.1, 0.2}) {
+      for (const double latency : kLatencies) {
         for (const Ratio& ratio : kRatios) {
           const Shape shape{num_ranks, per_rank * num_ranks};
           const Times times = constant_times(ratio, latency, shape.num_microbatches);
-          Training order(shape, fixed, num_ranks, false, false);
-          Training training(shape, policy, num_ranks, false, false);
-          double ns = 0;
-          for (std::size_t step = 0; step <= kGuardSteps; ++step) ns = training.makespan_ns(times);
-          const double speed_up = order.makespan_ns(times) / ns;
+          const double speed_up = constant_speed_up(shape, policy, num_ranks, times);
           ++num_cases;
           if (speed_up < 0.99) ++num_behind;
           worst = std::min(worst, speed_up);
@@ -306,8 +221,7 @@ std::string constant_table() {
   std::string rows;
   for (const Policy& policy : kPolicies) {
     if (policy.slack == 0) continue;
-    rows += (rows.empty() ? "" : ",\n") +
-            constant_row(policy, policy.split ? kFixedZbH1 : kFixed1F1B);
+    rows += (rows.empty() ? "" : ",\n") + constant_row(policy);
   }
   return "  {\"constant_durations\": [\n" + rows + "]}";
 }
