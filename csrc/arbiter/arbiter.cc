@@ -251,27 +251,43 @@ bool Arbiter::admits(std::int32_t local) const {
   return free_units() >= num_chunks - held_by_[earliest] + 1;
 }
 
-std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
-  const auto due_ns = [&](const Announcement& announcement) {
-    const std::int32_t task_class = table_.class_of(announcement.local);
-    return announcement.received_ns + announcement.expected_ns +
-           times_->travel_ns(table_.kind_of_class(task_class),
-                             table_.chunk_of_class(task_class));
-  };
-  const auto& open = announced_.collect([&](const Announcement& announcement) {
-    return due_ns(announcement) <= now_ns || is_ready(announcement.local) ||
-           claimed_.is_claimed(order_.position_of(announcement.local));
-  });
+std::int64_t Arbiter::due_ns(const Announcement& announcement) const {
+  const std::int32_t task_class = table_.class_of(announcement.local);
+  return announcement.received_ns + announcement.expected_ns +
+         times_->travel_ns(table_.kind_of_class(task_class), table_.chunk_of_class(task_class));
+}
+
+// This rank's tasks of the kind stand for those of the sender.
+std::int64_t Arbiter::overdue_ns(const Announcement& announcement) const {
+  const std::int32_t task_class = table_.class_of(announcement.local);
+  const double variation =
+      times_->variation(table_.kind_of_class(task_class), table_.chunk_of_class(task_class));
+  return due_ns(announcement) +
+         static_cast<std::int64_t>(std::min(kGrace * variation, kMostGrace) *
+                                   static_cast<double>(announcement.expected_ns));
+}
+
+double Arbiter::most_wait_ns(std::int32_t chosen) const {
   const TaskKind kind = kind_of(chosen);
+  const std::int32_t chunk = table_.chunk_of_class(table_.class_of(chosen));
   const double patience = kind == TaskKind::kForward      ? options_.forward_patience
                           : kind == TaskKind::kWeightGrad ? options_.weight_patience
                                                           : 0.0;
-  const double usual_ns = static_cast<double>(
-      times_->duration_ns(kind, table_.chunk_of_class(table_.class_of(chosen))));
+  return patience * std::max(0.0, 1 - kDoubt * times_->variation(kind, chunk)) *
+         static_cast<double>(times_->duration_ns(kind, chunk));
+}
+
+std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
+  const auto& open = announced_.collect([&](const Announcement& announcement) {
+    return overdue_ns(announcement) <= now_ns || is_ready(announcement.local) ||
+           claimed_.is_claimed(order_.position_of(announcement.local));
+  });
+  const double most_ns = most_wait_ns(chosen);
+  if (most_ns <= 0) return 0;
   std::int64_t until_ns = 0;
   for (const Announcement& announcement : open) {
-    const std::int64_t at_ns = due_ns(announcement);
-    if (static_cast<double>(at_ns - now_ns) >= patience * usual_ns) continue;
+    if (static_cast<double>(due_ns(announcement) - now_ns) > most_ns) continue;
+    const std::int64_t at_ns = overdue_ns(announcement);
     if (until_ns != 0 && at_ns >= until_ns) continue;
     if (would_precede(announcement.local, chosen)) until_ns = at_ns;
   }

@@ -37,8 +37,11 @@
 // Waiting    B and I start at once. Before an F or a W starts, an announced task that the rule
 //            would take first (BF: and that stands before the F; a round alone would keep the F
 //            from its turn) is waited for, if it is due within a share of what the F or W
-//            usually takes; announced forwards count for a W only, and only if admissible. What
-//            is overdue is ignored, so a wait ends, and each task is waited for once.
+//            usually takes; announced forwards count for a W only, and only if admissible. The
+//            share shrinks where such Fs or Ws vary: kDoubt. A wait outlasts the moment that was
+//            announced by what such tasks usually vary, times kGrace: else half of them would
+//            come just after a long task has started. What is overdue then is ignored, so a wait
+//            ends, and each task is waited for once.
 //
 // Threads    the rank's worker only (arrive() and announce() excepted).
 // Progress   both are wait-free; select() repeats only when an arrival interferes (ReadySet).
@@ -95,6 +98,11 @@ struct ArbiterOptions {
 
   bool waits() const { return forward_patience > 0 || weight_patience > 0; }
 };
+
+// See Waiting. By simulation; docs/simulation.md says what others are worth.
+inline constexpr double kDoubt = 3;
+inline constexpr double kGrace = 4;
+inline constexpr double kMostGrace = 1;  // of the usual duration of what is waited for
 
 struct Choice {
   std::int32_t local = -1;     // the task, or -1
@@ -153,6 +161,9 @@ class Arbiter {
 
   // The moment until which `chosen` waits for a task that the hint puts first; 0: it starts now.
   std::int64_t wait_until_ns(std::int32_t chosen, std::int64_t now_ns);
+  double most_wait_ns(std::int32_t chosen) const;  // until the announced moment
+  std::int64_t due_ns(const Announcement& announcement) const;
+  std::int64_t overdue_ns(const Announcement& announcement) const;
   bool would_precede(std::int32_t announced, std::int32_t chosen) const;
 
   // The forward of the class that the rank may claim, or -1.

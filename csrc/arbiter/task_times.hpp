@@ -1,12 +1,13 @@
 // TaskTimes: what a rank's tasks usually take, and how long the messages that its tasks wait for
-// usually travel: means that forget, by kind and chunk, learnt over steps. They bound how long
-// the arbiter waits for a task that the hint puts first.
+// usually travel: means that forget, by kind and chunk, learnt over steps; and how much tasks
+// vary. They bound how long the arbiter waits for a task that the hint puts first.
 //
 // Threads  the rank's worker only.
 // Bound    fixed at construction.
 // Lifetime outlives the steps that learn from it and use it.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -37,13 +38,22 @@ class TaskTimes {
   std::int64_t travel_ns(TaskKind kind, std::int32_t chunk) const {
     return static_cast<std::int64_t>(at(kind, chunk).travel_ns.value);
   }
+  // How far a duration usually is from the mean, as a share of the mean.
+  double variation(TaskKind kind, std::int32_t chunk) const {
+    const Mean& mean = at(kind, chunk).duration_ns;
+    return mean.value > 0 ? mean.deviation / mean.value : 0;
+  }
 
  private:
   struct Mean {
     static constexpr double kWeight = 0.2;  // of the latest value
     double value = 0;
+    double deviation = 0;  // of the values from the mean before them, without sign
     bool is_known = false;
     void add(std::int64_t latest) {
+      if (is_known) {
+        deviation += kWeight * (std::abs(static_cast<double>(latest) - value) - deviation);
+      }
       value = is_known ? value + kWeight * (static_cast<double>(latest) - value)
                        : static_cast<double>(latest);
       is_known = true;

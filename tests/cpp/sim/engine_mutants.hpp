@@ -79,14 +79,16 @@ struct AdmitsWithoutReservation : StepEngine {
   }
 };
 
-// Goes on waiting after the announced task is overdue.
+// Goes on waiting long after the announced task is overdue, whatever else arrives.
 struct WaitsForTheOverdue : StepEngine {
   using StepEngine::StepEngine;
   Choice claim(std::int64_t now_ns) {
+    if (now_ns < until_ns) return {-1, Blocked::kHint, 0, until_ns};
     Choice choice = StepEngine::claim(now_ns);
-    if (choice.wait_until_ns != 0) choice.wait_until_ns += 100000000;
+    if (choice.wait_until_ns != 0) until_ns = choice.wait_until_ns += 100000000;
     return choice;
   }
+  std::int64_t until_ns = 0;
 };
 
 // Runs the first W in the place of its I, and that I when the engine asks for the W.

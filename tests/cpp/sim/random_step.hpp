@@ -75,10 +75,10 @@ class RandomStep {
   }
 
   std::int64_t duration_ns(const Task& task) const { return durations_ns_[index(task)]; }
+  std::int64_t slowest_ns() const { return *std::ranges::max_element(durations_ns_); }
   std::int64_t latency_ns(const Task& from) const { return latencies_ns_[index(from)]; }
   // How long after its arrival the message comes again; -1: it does not.
   std::int64_t again_after_ns(const Task& from) const { return again_after_ns_[index(from)]; }
-
   std::int64_t announcement_lag_ns() const { return announcement_lag_ns_; }
   // What its durations and latencies are made of; empty: noise of their own.
   const std::vector<std::string>& variability() const { return variability_; }

@@ -199,10 +199,12 @@ class StepChecker {
     return "";
   }
 
-  // A wait is shorter than 0.9 of the F or W that waits; one may follow another, the more so the
-  // more chunks there are to be announced.
+  // A wait is for what is due within 0.9 of the F or W that waits; one may follow another, the
+  // more so the more chunks there are to announce. The last may outlast the moment announced by
+  // what the awaited task takes.
   std::int64_t patience_ns(const Rank& rank) const {
-    return plan_.waits() ? (1 + step_.num_chunks()) * rank.longest_ns : 0;
+    if (!plan_.waits()) return 0;
+    return (1 + step_.num_chunks()) * rank.longest_ns + step_.slowest_ns();
   }
 
   Rank make_rank(std::int32_t number) const {
@@ -222,10 +224,7 @@ class StepChecker {
       units += is_forward(rank.order[at]) ? 1 : gives_back(rank.order[at]) ? -1 : 0;
       peak = std::max(peak, units);
     }
-    for (const Task& task : rank.order) {
-      if (!has_history_ || !waits(task)) continue;
-      rank.longest_ns = std::max(rank.longest_ns, step_.duration_ns(task));
-    }
+    if (has_history_) rank.longest_ns = step_.slowest_ns();
     rank.is_claimed.assign(rank.order.size(), false);
     rank.held.assign(step_.num_microbatches(), 0);
     rank.forwards.assign(step_.num_microbatches(), 0);
