@@ -59,8 +59,8 @@ def plain_build():
 
 @pytest.fixture(scope="session")
 def thread_sanitizer_build():
-    return build(ROOT / "build/cpp-tests-thread", programs(SANITIZED_NETS), "-DRRFP_SANITIZE=thread",
-                 "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
+    return build(ROOT / "build/cpp-tests-thread", programs(SANITIZED_NETS),
+                 "-DRRFP_SANITIZE=thread", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
 
 
 @pytest.fixture(scope="session")
