@@ -29,6 +29,7 @@ VARIANTS = {  # hint, slack, waiting, guard
     BASELINE: ("1f1b", 0, False, False),
     "auto": ("auto", "auto", False, False),
     "auto, waiting": ("auto", "auto", True, False),
+    "auto, guard": ("auto", "auto", False, True),
     "auto, waiting, guard": ("auto", "auto", True, True),
 }
 JITTER_PROBABILITY, JITTER_BASE_S, JITTER_ALPHA = 0.2, 0.010, 1.0
