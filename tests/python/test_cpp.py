@@ -111,7 +111,7 @@ def test_program(plain_runs, name):
 @pytest.mark.slow
 def test_each_source_includes_what_it_uses(tmp_path):
     """The usual build compiles several sources at once, where one can live on another's headers."""
-    build(tmp_path, ("sim",), "-DCMAKE_UNITY_BUILD=OFF", "-DCMAKE_BUILD_TYPE=Debug")
+    build(tmp_path, programs(("sim",)), "-DCMAKE_UNITY_BUILD=OFF", "-DCMAKE_BUILD_TYPE=Debug")
 
 
 @pytest.mark.slow
