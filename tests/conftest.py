@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-DEFAULT_LIMIT_S = 300
+DEFAULT_LIMIT_S = 600
 
 # A shell without job control starts background commands with SIGINT ignored, and every process of
 # a test would inherit that: Ctrl-C is part of what is tested.

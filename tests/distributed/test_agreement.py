@@ -59,7 +59,6 @@ MODES = {
 }
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", MODES)
 def test_gradients_equal_the_reference_and_orders_agree(name):
     answers = worker_group(NUM_RANKS).values(run_mode, *MODES[name])
@@ -84,18 +83,16 @@ def test_members_cannot_measure_bytes_alike():
 
 
 @pytest.mark.slow
-@pytest.mark.time_limit(180)
 @pytest.mark.parametrize("flag", [None, "--sequence-parallel", "--dtensor"])
 def test_the_example_as_a_job(flag):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4",
                str(ROOT / "examples/02_tensor_parallel.py"), *([flag] if flag else [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150,
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("gradients match") == 4
 
 
-@pytest.mark.time_limit(120)
 def test_deterministic_steps_have_the_same_bits_however_messages_come():
     options = {"deterministic": True}
     free = worker_group(NUM_RANKS).values(run_mode, "", options)
@@ -103,7 +100,7 @@ def test_deterministic_steps_have_the_same_bits_however_messages_come():
     assert [bits for _, _, bits in free] == [bits for _, _, bits in fixed]
 
 
-def check_skewed(num_ranks, seed, *arguments, timeout_s=60.0):
+def check_skewed(num_ranks, seed, *arguments, timeout_s=180.0):
     print(f"RRFP_SEED {seed}")
     answers = worker_group(num_ranks).values(run_skewed, seed, *arguments, timeout_s=timeout_s)
     assert_one_order(answers)
@@ -122,7 +119,6 @@ def seed_of_run():
 SHAPES = {"TP2 x PP2": (4, 1), "TP2 x V2": (2, 2), "TP2 x PP2 x V2": (4, 2)}
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_skewed_members_run_one_order(shape):
     num_ranks, num_chunks = SHAPES[shape]
@@ -132,7 +128,7 @@ def test_skewed_members_run_one_order(shape):
 
 
 @pytest.mark.slow
-@pytest.mark.time_limit(900)
+@pytest.mark.time_limit(1800)
 @pytest.mark.parametrize("shape", ["TP2 x PP2", "TP2 x V2"])
 def test_a_thousand_skewed_steps(shape):
     num_ranks, num_chunks = SHAPES[shape]
@@ -140,7 +136,6 @@ def test_a_thousand_skewed_steps(shape):
         check_skewed(num_ranks, seed_of_run() + part, 100, 0.002, num_chunks, timeout_s=300.0)
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("shape", ["TP2 x PP2", "TP2 x V2"])
 def test_a_member_that_is_stopped_for_a_second_is_waited_for(shape):
     num_ranks, num_chunks = SHAPES[shape]

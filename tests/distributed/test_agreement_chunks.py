@@ -69,7 +69,6 @@ CASES = {
 }
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("num_ranks", [2, 4], ids=["TP2 x V2", "TP2 x PP2 x V2"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_two_stages_per_rank_equal_the_reference(name, num_ranks):
@@ -82,7 +81,6 @@ def test_gradients_of_two_stages_per_rank_equal_the_reference(name, num_ranks):
         assert len(order) == len(set(order)) >= 2 * NUM_CHUNKS * 6
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("mode", ["", "sequence", "dtensor"])
 def test_deterministic_steps_of_two_stages_per_rank_have_the_same_bits(mode):
     free = worker_group(4).values(run_chunks, mode, "loop", {"deterministic": True})

@@ -53,7 +53,6 @@ def run_refused(rank, num_ranks, case):
     return text
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -99,7 +98,6 @@ def run_bad_set_up(rank, num_ranks, case):
     return text
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -154,7 +152,6 @@ def run_without_a_group(rank, num_ranks, what):
     return stage, texts
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("what", ["dtensor", "fsdp", "group", "own pipeline's group"])
 def test_stages_that_meet_others_without_a_group_are_refused(what):
     for stage, texts in worker_group(NUM_RANKS).values(run_without_a_group, what):
@@ -201,14 +198,12 @@ def fail_in_one_pipeline(rank, num_ranks, how):
     return None
 
 
-@pytest.mark.time_limit(120)
 def test_a_failing_stage_ends_every_pipeline_with_its_words():
     answers = worker_group(NUM_RANKS).values(fail_in_one_pipeline, "raises")
     for kind, text in answers:
         assert kind == "StageError" and "1F0" in text and "ArithmeticError: no" in text
 
 
-@pytest.mark.time_limit(120)
 def test_a_killed_member_is_named_in_every_pipeline():
     group = WorkerGroup(NUM_RANKS)
     group.start()

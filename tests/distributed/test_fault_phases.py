@@ -26,7 +26,6 @@ def check(some):
         print(row(cell, told), end="")
 
 
-@pytest.mark.time_limit(300)
 def test_some_faults(seed):
     check(drawn(seed))
 

@@ -39,7 +39,6 @@ def undisturbed(num_ranks, folder):
     return losses
 
 
-@pytest.mark.time_limit(240)
 @pytest.mark.parametrize(
     ("fault", "again", "num_ranks"),
     [

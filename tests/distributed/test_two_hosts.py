@@ -33,7 +33,7 @@ def start(rank, count, address, port, transport="auto", wrap=lambda command: com
 def finish(processes):
     """What each said; all are gone afterwards."""
     try:
-        ends = [process.communicate(timeout=120) for process in processes]
+        ends = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -58,7 +58,7 @@ def test_interface_that_is_not_there():
     processes = [start(rank, 2, "127.0.0.1", port, RRFP_SOCKET_IFNAME="nothing0" if rank else "")
                  for rank in range(2)]
     for process in processes:
-        errors = process.communicate(timeout=120)[1]
+        errors = process.communicate(timeout=300)[1]
         assert "ValueError: " in errors and '"nothing0" (RRFP_SOCKET_IFNAME)' in errors, errors
         assert "lo 127.0.0.1" in errors
 
@@ -112,7 +112,7 @@ def test_line_that_goes_down(seed):
                          RRFP_PEER_TIMEOUT_S=str(silence_s)) for rank in range(4)]
         try:
             for rank in ranks:
-                assert rank.stdout.readline() == "training\n", rank.communicate(timeout=60)[1]
+                assert rank.stdout.readline() == "training\n", rank.communicate(timeout=180)[1]
             hosts.cut()
         finally:
             said = finish(ranks)

@@ -10,7 +10,6 @@ from test_two_hosts import finish, start
 from two_hosts import DEVICE, HOSTS_OF_IPV6, TwoHosts
 
 
-@pytest.mark.time_limit(180)
 def test_two_hosts_over_ipv6(seed):
     """2 ranks on each, 1 ms one way."""
     try:

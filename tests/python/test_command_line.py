@@ -31,5 +31,5 @@ def test_unknown_command(capsys):
 
 def test_as_a_module():
     run = subprocess.run([sys.executable, "-m", "rrfp", "info"], capture_output=True, text=True,
-                         timeout=120)
+                         timeout=300)
     assert run.returncode == 0 and "torch: " in run.stdout, run.stderr

@@ -71,7 +71,6 @@ def trained_plainly():
     return [[p.detach() for p in stage.parameters()] for stage in stages]
 
 
-@pytest.mark.time_limit(280)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_replicas_that_average_after_the_step_train_as_one(name):
     want = trained_plainly()
@@ -111,7 +110,6 @@ def run_sharded(rank, num_ranks, options):
     return index, gradients, norm.item(), result.report.fused.get(index, "")
 
 
-@pytest.mark.time_limit(280)
 @pytest.mark.parametrize("name", ["auto", "split", "all in flight", "deterministic"])
 def test_fully_sharded_stages_in_an_agreement_group(name):
     stages = [make_stage(index) for index in range(2)]
@@ -160,7 +158,6 @@ def run_wrapped(rank, num_ranks, what):
     return texts
 
 
-@pytest.mark.time_limit(280)
 @pytest.mark.parametrize(("what", "words"), [
     ("ddp", "0 of stage 1 is wrapped in DistributedDataParallel"),
     ("fsdp", "stage 1 is wrapped in FullyShardedDataParallel"),

@@ -54,7 +54,6 @@ def many_runs(rank, num_ranks, first):
     return [one_run(seed) for seed in range(first, first + RUNS_AT_ONCE)]
 
 
-@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("first", range(SEED, SEED + NUM_RUNS, RUNS_AT_ONCE))
 def test_every_run_has_the_bits_of_its_plain_loop(first):
     (runs,) = worker_group(1, False).values(many_runs, first)

@@ -111,7 +111,7 @@ SIGNALLED = textwrap.dedent("""
 
 def test_signal():
     run = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True,
-                         timeout=120, env={**os.environ, "RRFP_DUMP_SIGNAL": "SIGUSR1"})
+                         timeout=300, env={**os.environ, "RRFP_DUMP_SIGNAL": "SIGUSR1"})
     assert run.returncode == 0 and "done" in run.stdout, run.stderr
     assert re.search(r"^Rank 1: step 0: 1F0 \d", run.stderr, re.MULTILINE), run.stderr
     assert re.search(r"^Rank 1 (is|waits).* for \d", run.stderr, re.MULTILINE)

@@ -221,7 +221,7 @@ def test_interpreter_exits_after(what):
         "x = [torch.randn(2, 4) for _ in range(4)]\n" + EXIT_AFTER[what]
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "as expected" in done.stdout

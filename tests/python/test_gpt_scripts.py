@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY, PIPELINED = "examples/gpt_one_device.py", "examples/gpt_pipelined.py"
@@ -41,7 +40,6 @@ def test_the_difference_is_small_and_shown():
     assert block.group(1).splitlines() == lines
 
 
-@pytest.mark.time_limit(300)
 def test_losses_are_the_same_for_200_steps():
     ordinary = losses_of([ORDINARY])
     pipelined = losses_of(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",

@@ -82,7 +82,7 @@ def test_two_processes(tmp_path):
         for rank in range(2)
     ]
     try:
-        ends = [rank.communicate(timeout=120) for rank in ranks]
+        ends = [rank.communicate(timeout=300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

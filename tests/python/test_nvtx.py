@@ -40,7 +40,7 @@ def logs(tmp_path_factory):
         for rank in (0, 1)
     ]
     try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--steps", "8", "--microbatches", "6", "--max-length", "96", "--width", "32",
@@ -39,18 +38,15 @@ def check(output):
         assert re.search(rf"^\s*(?:rank )?{rank}\b", report, re.MULTILINE), report
 
 
-@pytest.mark.time_limit(300)
 def test_one_process():
     check(run(["examples/train_gpt.py", "--ranks", "4", *SMALL]))
 
 
-@pytest.mark.time_limit(300)
 def test_four_processes():
     check(run(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
                "examples/train_gpt.py", *SMALL]))
 
 
-@pytest.mark.time_limit(300)
 def test_wrong_gradients_would_be_noticed(tmp_path):
     """The comparison at the end must be able to fail: here the pipeline's loss is scaled."""
     spoiled = tmp_path / "spoiled.py"

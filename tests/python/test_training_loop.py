@@ -75,12 +75,11 @@ def test_loops_meet_every_pair_of_events():
 
 def losses_of_job(command, directory):
     done = subprocess.run([sys.executable, *command, str(directory)], capture_output=True,
-                          text=True, cwd=ROOT, timeout=120)
+                          text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     return dict(re.findall(r"^step (\d): loss (\S+)$", done.stdout, re.MULTILINE))
 
 
-@pytest.mark.time_limit(240)
 def test_checkpoints_go_on_bit_for_bit(tmp_path):
     """Saved by one process, loaded by two."""
     whole = losses_of_job(["examples/checkpoint.py"], tmp_path / "saved")

@@ -38,17 +38,14 @@ def check(done):
     assert int(re.search(r"unseen pictures: (\d+) % right", output).group(1)) > 45
 
 
-@pytest.mark.time_limit(300)
 def test_one_process():
     check(run([SCRIPT, "--steps", "60"]))
 
 
-@pytest.mark.time_limit(300)
 def test_three_processes():
     check(run([*TORCHRUN, SCRIPT, "--steps", "60"]))
 
 
-@pytest.mark.time_limit(300)
 def test_swapped_pictures_would_be_noticed(tmp_path):
     """A pipeline that gives a microbatch another one's pictures must not pass."""
     spoiled = tmp_path / "spoiled.py"
