@@ -46,6 +46,11 @@ def host_cost(results):
     return table(["setting", "figure", "median", "quartiles"], rows)
 
 
+def host_instructions(results):
+    return table(["per task", "instructions"],
+                 [[name, f"{count:,}"] for name, count in results["instructions_per_task"].items()])
+
+
 def random_cost(results):
     return table(["what, us", "median", "quartiles"],
                  [[name, f"{middle:.1f}", _range(low, high, 1)]

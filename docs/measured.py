@@ -39,6 +39,10 @@ ABOUT = {
         "What rrfp costs per task",
         "Stages of one operation, in microseconds: over running the stage functions directly, and "
         "how late an idle worker starts what has arrived."),
+    "host_instructions.json": (
+        "Instructions per task",
+        "As counted by callgrind, which other load does not change: one process, one rank, stages "
+        "of one operation, forward and backward, run by rrfp and by a plain loop."),
     "random_cost.json": (
         "What random numbers cost",
         "Keyed by seed, step, stage and microbatch, per task and per operation, beside torch's "
