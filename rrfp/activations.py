@@ -6,6 +6,7 @@ caller's own inputs. Tensors that hooks have packed (activation checkpointing, o
 nothing: they are not there.
 """
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ import torch
 from rrfp.boundary import flatten
 from rrfp.storage import storage_address
 
+MOST_BYTES = 1 << 46  # of one forward; the core's sums fit into 64 bits
 _NUM_STEPS = 8  # a step is foretold from so many before it
 _saved_names = {}  # type of a graph node -> names of (saved tensor, as it was packed)
 
@@ -69,7 +71,7 @@ def foretold(seen, num_microbatches, costs):
         if costs and per_cost != float("inf"):
             by_cost = per_cost * costs[microbatch]
             size = by_cost if costs[microbatch] > most else min(by_cost, largest)
-        sizes.append(_rounded_up(int(size)))
+        sizes.append(_rounded_up(int(min(size, MOST_BYTES))))
     return tuple(sizes)
 
 
@@ -120,7 +122,8 @@ def _saved_tensors(roots):
         node = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             if all(saved.unpack_hook is None for saved in node._raw_saved_tensors):
-                yield from (t for t in node.saved_tensors if t is not None)
+                with contextlib.suppress(RuntimeError):  # as in _unpacked
+                    yield from [t for t in node.saved_tensors if t is not None]
         else:
             for name, raw_name in _names_of(node):
                 yield from _unpacked(node, name, raw_name)

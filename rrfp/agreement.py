@@ -220,7 +220,13 @@ def _microbatch_order(request, costs, num_microbatches):
     if callable(order):
         if costs is None:
             raise ValueError("microbatch_order is a callable of costs; pass costs on any rank.")
-        order = order(list(costs))
+        try:
+            order = order(list(costs))
+        except Exception as error:
+            raise ValueError(
+                f"microbatch_order raised {type(error).__name__}: {error}. A callable one is "
+                "called as microbatch_order(costs) and returns the microbatches in order."
+            ) from error
     try:
         order = [operator.index(m) for m in order]
     except (TypeError, ValueError):

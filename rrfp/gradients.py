@@ -22,6 +22,12 @@ def _reduce(value, operation, group):
     return value.cpu()
 
 
+def _in_full(gradient):
+    """The values of a gradient in double precision."""
+    values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
 @torch.no_grad()
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, group=None):
     """Scale the gradients of all ranks so that their common norm is at most ``max_norm``.
@@ -54,9 +60,7 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     unique = {id(p): p for p in parameters}.values()
     gradients = [p.grad for p in unique if p.grad is not None]
     counted = [p.grad for p in unique if p.grad is not None and not is_later_copy(p)]
-    norms = [torch.linalg.vector_norm(g.double() if g.layout is torch.strided else
-                                      g.coalesce().values().double(), norm_type).cpu()
-             for g in counted]
+    norms = [torch.linalg.vector_norm(_in_full(g), norm_type).cpu() for g in counted]
     # Of a sharded gradient the whole one counts, which its ranks add up.
     norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     if norm_type == float("inf"):

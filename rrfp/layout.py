@@ -73,6 +73,11 @@ def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None, 
     edges = _normalise_edges(edges, num_stages)
     sources = {source for source, _ in edges}
     named = () if loss_stages is None else _stage_indices("loss_stages", loss_stages)
+    if loss_stages is not None and not named:
+        raise ValueError(
+            "loss_stages is empty, so nothing would be trained; name every stage with a loss, or "
+            "leave it at None for those whose output no stage takes."
+        )
     if num_stages > 1:
         _refuse_stages_apart(num_stages, edges, named)
     if loss_stages is None:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rrfp.activations import MOST_BYTES
+
 _BY_NAME = re.compile(r"1f1b(?:\+(\d+))?$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?)?B$")
 _POWER_OF = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 _CHOICES = "pass an int, a size such as '24GiB', a list of these per rank, or '1f1b+2'"
-_MOST_BYTES = 1 << 46  # of one forward; the core's sums fit into 64 bits
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def in_flight_limit(max_in_flight, layout, slack):
             raise TypeError(f"max_in_flight is {max_in_flight!r}; {_CHOICES}.")
         if not 1 <= (limit if size is None else size) < (1 << 31 if size is None else 1 << 62):
             raise ValueError(
-                f"max_in_flight is {limit} for rank {rank}; it must be at least 1."
+                f"max_in_flight is {limit} for rank {rank}; it must be at least 1, and below "
+                "2**31 microbatches or 2**62 bytes."
             )
         units.append(limit if size is None else 0)
         sizes.append(size)
@@ -137,6 +139,6 @@ def _activation(name, size):
             f"{name} is {size!r}; pass bytes for every stage, or {{stage: bytes, or one number "
             "per microbatch}}."
         )
-    if not 0 <= number <= _MOST_BYTES:
+    if not 0 <= number <= MOST_BYTES:
         raise ValueError(f"{name} is {number}; it must be from 0 to 2**46 bytes.")
     return number

@@ -217,8 +217,9 @@ def run_pipeline(
             waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
             ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are
             named in the report.
-        deterministic: Add parameter gradients in the order of microbatches, so that they have
-            the same bits in every run, those of a plain loop.
+        deterministic: Add parameter gradients in the order of microbatches (a hint's own, where
+            it is a list or a callable), so that they have the same bits in every run, those of a
+            plain loop in that order.
         seed: Of the random numbers, which depend on it, the step, the stage and the microbatch
             alone (see ``task_rng``). None: ``torch.initial_seed()`` on rank 0.
         microbatch_order: ``"given"``, ``"mid"`` (by ``costs``: short first and last, long in the

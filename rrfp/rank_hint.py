@@ -87,7 +87,7 @@ def _depths(state):
 
 def _number(rank, task, state):
     try:
-        value = rank(task, state)
+        answer = value = rank(task, state)
     except Exception as error:
         remedy = "A callable hint is called as hint(task, state) and returns a number."
         if state.costs is None and "NoneType" in str(error):
@@ -98,11 +98,16 @@ def _number(rank, task, state):
         raise ValueError(
             f"hint raised {type(error).__name__} for task {task}: {error}. {remedy}"
         ) from error
-    if not isinstance(value, (int, float)):
+    try:
+        if not isinstance(value, int):  # a NumPy scalar, say; an int may be larger than a float
+            value = float(value) if hasattr(value, "__float__") else None
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several elements
+        value = None
+    if value is None:
         raise TypeError(
-            f"hint returned {value!r}, a {type(value).__name__}, for task {task}; it must be a "
+            f"hint returned {answer!r}, a {type(answer).__name__}, for task {task}; it must be a "
             "number."
         )
-    if math.isnan(value):
+    if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"hint returned nan for task {task}; it must be a number.")
     return value

@@ -295,6 +295,11 @@ class StageStep:
                 f"loss_fn returned a loss of shape {tuple(loss.shape)} for microbatch "
                 f"{microbatch}; it must be a scalar. Reduce it, with .mean() or .sum()."
             )
+        if loss.is_complex():
+            raise ValueError(
+                f"loss_fn returned a complex loss for microbatch {microbatch}; return a real one, "
+                "such as its .abs() or .real."
+            )
         if not self.forward_only and not loss.requires_grad:
             raise ValueError(
                 f"the loss of microbatch {microbatch} does not require grad, so there is nothing "

@@ -174,7 +174,11 @@ BAD = {
     **options("seed", [0.5, "x"], [], error="TypeError"),
     **options("edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 7)], [(0, 1), (1, 1), (1, 2)]], []),
     **options("edges", [[(0, 1)]], ["stage 2 stands in no edge", "loss_stages"]),
-    **options("loss_stages", [[5]], []),
+    **options("loss_stages", [[5], []], []),
+    "an order of microbatches that raises": Bad(
+        {"microbatch_order": lambda costs: costs[99]}, ["microbatch_order", "IndexError"]),
+    "a limit beyond what can be counted": Bad(
+        {"max_in_flight": "4194304TiB"}, ["max_in_flight", "4194304TiB", "2**62"]),
     **options("tied", [[(0, "scale"), (1, "scale")], [(0, "scale"), (1, "gain")]], ["stage 1"]),
     **options("tied", [3], [], error="TypeError"),
     **options("placement", ["spiral", [0, 1], [0, 1, -1], [0, 0, 2]], []),

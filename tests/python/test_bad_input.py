@@ -75,6 +75,7 @@ def run_losses(rank, num_ranks, mode, kind):
         "none": lambda output, target: None,
         "detached": lambda output, target: model.squared_error(output, target).detach(),
         "integer": lambda output, target: torch.tensor(3),
+        "complex": lambda output, target: model.squared_error(output, target) * (1 + 1j),
     }
     good["loss_fn"] = losses.get(kind, model.squared_error)
     if kind == "frozen":
@@ -97,6 +98,7 @@ def run_losses(rank, num_ranks, mode, kind):
         ("none", ["loss", "None"]),
         ("detached", ["loss", "grad"]),
         ("integer", ["loss"]),
+        ("complex", ["complex loss", ".real"]),
         ("frozen", ["loss", "grad"]),
         ("no_grad", ["no_grad", "forward_only"]),
     ],

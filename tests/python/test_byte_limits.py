@@ -154,3 +154,40 @@ def test_simulated_steps_keep_the_limit():
                          activation_bytes=sizes)
     for rank, of_rank in enumerate([sizes[0], [3] * 6]):
         assert 3 < model.peak_units(step.order(rank), of_rank) <= 9
+
+
+class SavesWhatItNeverReads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+class ChangesWhatWasSaved(nn.Linear):
+    def forward(self, x):
+        hidden = super().forward(x)
+        output = SavesWhatItNeverReads.apply(hidden)
+        with torch.no_grad():
+            hidden.add_(1)
+        return output
+
+
+def test_measuring_asks_for_no_more_than_the_backward():
+    """And costs of quite another scale than before foretell a size that can be counted."""
+    torch.manual_seed(5)
+    stages = [ChangesWhatWasSaved(4, 4), nn.Linear(4, 4)]
+    xs = list(torch.randn(3, 2, 4))
+    for costs in ([0.1, 0.2, 0.7], [1e12, 2e12, 7e12]):
+        rrfp.run_pipeline(stages, xs, xs, nn.functional.mse_loss, max_in_flight="1MB", costs=costs)
+    gradients = [p.grad.clone() for stage in stages for p in stage.parameters()]
+    for stage in stages:
+        stage.zero_grad()
+    for _ in range(2):
+        for x in xs:
+            (nn.functional.mse_loss(stages[1](stages[0](x)), x) / 3).backward()
+    for gradient, p in zip(gradients, [p for stage in stages for p in stage.parameters()]):
+        torch.testing.assert_close(gradient, p.grad)

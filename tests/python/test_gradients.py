@@ -112,3 +112,17 @@ def test_no_gradients_and_wrong_arguments():
     for wrong in ({"max_norm": -1.0}, {"max_norm": 1.0, "norm_type": 0.0}):
         with pytest.raises(ValueError, match="max_norm must be at least 0"):
             rrfp.clip_grad_norm_(parameter, **wrong)
+
+
+def test_complex_gradients_count_with_both_parts():
+    torch.manual_seed(4)
+    mine = [torch.zeros(3, dtype=dtype, requires_grad=True)
+            for dtype in (torch.complex64, torch.float64)]
+    theirs = [p.detach().clone().requires_grad_() for p in mine]
+    for p, q in zip(mine, theirs):
+        p.grad = torch.randn(3, dtype=p.dtype)
+        q.grad = p.grad.clone()
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    assert abs(rrfp.clip_grad_norm_(mine, 0.5).item() - expected.item()) < 1e-5
+    for p, q in zip(mine, theirs):
+        torch.testing.assert_close(p.grad, q.grad)

@@ -7,6 +7,7 @@ functions of their own, tasks of another kind than the step has, a state that is
 import re
 from pathlib import Path
 
+import numpy as np
 import parity_model as model
 import pytest
 import torch
@@ -170,3 +171,11 @@ def test_members_of_an_agreement_group_must_rank_alike():
     for answer in answers:
         assert answer.error_type == "ValueError", answer
         assert "members of an agreement group disagree on order" in answer.error_text
+
+
+@pytest.mark.parametrize("number", [np.float32, np.int64, torch.tensor, lambda x: 10**400 + x])
+def test_numbers_of_other_kinds(number):
+    """Those of NumPy and torch, and integers that no float can hold."""
+    step = rrfp.simulate(lambda kind, stage, m: 1.0, num_stages=2, num_microbatches=3, slack=0,
+                         hint=lambda task, state: number("FB".index(task.kind)))
+    assert [task.task for task in step.ranks[0]] == ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"]
