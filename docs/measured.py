@@ -137,8 +137,8 @@ def details():
     for name, (title, about) in ABOUT.items():
         recorded = _read(name)
         writer = name.partition(".")[0]
-        writer = writer.removesuffix("_balanced").removesuffix("_32_cores").removesuffix("_cuda")
-        writer = writer.removesuffix("_throttled")
+        for variant in ("_balanced", "_32_cores", "_cuda", "_throttled"):
+            writer = writer.removesuffix(variant)
         is_record = isinstance(recorded, dict) and "results" in recorded
         body = getattr(tables, writer)(recorded["results"] if is_record else recorded)
         source = "; ".join(filter(None, (origin(recorded),

@@ -135,8 +135,7 @@ def simulate(
         lookahead="jit",
         stall_timeout_s=1.0,
     )
-    view = {**request.view(), "counter": 0, "traits": {}, "held": {},
-            "moved": ()}
+    view = {**request.view(), "counter": 0, "traits": {}, "held": {}, "moved": ()}
     plan = decide(request, [view], layout).plan(layout)
     kinds = "FIW" if request.split_backward else "FB"
     used = "F" if forward_only else kinds

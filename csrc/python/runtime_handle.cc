@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "base/check.hpp"
@@ -196,6 +197,7 @@ bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
   };
   const bool is_reached = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
     const std::int64_t begin_ns = steady_now_ns();
+    std::optional<FineSleep> fine;  // once for all sleeps of a slice: it costs system calls
     while (!is_near()) {
       const std::int64_t waited_ns = steady_now_ns() - begin_ns;
       if (waited_ns >= slice_ms * 1000000) return false;
@@ -203,7 +205,7 @@ bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
         std::this_thread::yield();
         continue;
       }
-      const FineSleep fine;
+      if (!fine) fine.emplace();
       std::this_thread::sleep_for(kLookEvery);
     }
     return true;

@@ -49,7 +49,7 @@ class Rank:
         self.source.read()
         return self.source.codes.get(self.pid)
 
-    def wait(self, timeout_s=60.0):
+    def wait(self, timeout_s=30.0):
         """Its exit code (negative: the signal), or None when it has not ended in time."""
         deadline = time.monotonic() + timeout_s
         while self.poll() is None and time.monotonic() < deadline:
@@ -145,7 +145,7 @@ class Job:
         lines = self.path(rank, "out").read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def wait_for(self, rank, name, timeout_s=180.0):
+    def wait_for(self, rank, name, timeout_s=60.0):
         """The first event of that name of the rank."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -167,7 +167,7 @@ class Job:
             for rank, process in enumerate(self.processes)
         )
 
-    def finish(self, timeout_s=180.0, ranks=None):
+    def finish(self, timeout_s=60.0, ranks=None):
         """RankEnd of every process (of ``ranks``); AssertionError with stacks when late."""
         ranks = range(self.count) if ranks is None else ranks
         deadline = time.monotonic() + timeout_s
@@ -197,7 +197,7 @@ class Job:
         return left
 
 
-def run_job(plan, timeout_s=180.0):
+def run_job(plan, timeout_s=60.0):
     """Runs the plan to its end: (list of RankEnd, ranks that left orphans, all output)."""
     with Job(plan) as job:
         ends = job.finish(timeout_s)
