@@ -1,5 +1,6 @@
 """Builds a benchmark in C++, runs it, and counts its instructions under valgrind's callgrind."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ def run(*command):
 def build(folder, name):
     cmake = tool("cmake", "run python -m pip install cmake ninja")
     run(cmake, "-S", ROOT, "-B", folder, "-DRRFP_BUILD_PYTHON=OFF", "-DRRFP_BUILD_TESTS=ON")
-    run(cmake, "--build", folder, "--target", name)
+    run(cmake, "--build", folder, "--target", name, "--parallel", os.cpu_count())
     return folder / name
 
 

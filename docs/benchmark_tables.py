@@ -39,11 +39,17 @@ def waiting(results):
 
 
 def host_cost(results):
+    """What rrfp adds also in direct tasks of the same run, which hold on a slower machine too."""
     rows = []
+    direct = None
     for setting, figures in results["table"].items():
-        rows += [[setting, name.replace("us_", "").replace("_", " "), f"{middle:.1f}",
-                  _range(low, high, 1)] for name, (low, middle, high) in figures.items()]
-    return table(["setting", "figure", "median", "quartiles"], rows)
+        direct = figures.get("us_per_task_direct", direct)  # a setting without: the one before
+        for name, (low, middle, high) in figures.items():
+            is_share = name not in ("us_per_task_direct", "us_per_task_reported")
+            share = f"{middle / direct[1]:.2f}" if is_share else ""
+            rows.append([setting, name.replace("us_", "").replace("_", " "), f"{middle:.1f}",
+                         _range(low, high, 1), share])
+    return table(["setting", "figure", "median", "quartiles", "in direct tasks"], rows)
 
 
 def host_instructions(results):
@@ -171,3 +177,18 @@ def step_draws(lines):
     return (f"{len(lines)} steps; makespan over the lower bound of a split step, geometric "
             "mean:\n\n" + table(["policy", "limit P", "limit 2P"],
                                 [[name, row["P"], row["2P"]] for name, row in rows.items()]))
+
+
+def gpu_lengths(results):
+    rows = [[row["run"], f"{row['ratio']:.3f}", f"{row['simulated_ratio']:.3f}",
+             f"{row['real_over_simulated']:.3f}"]
+            for row in results["rows"] if row["what"] == "all draws"]
+    return table(["run", "speed-up", "as simulated", "real over simulated"], rows)
+
+
+def gpu_gemm_slowdown(results):
+    rows = [[row["channel"], row["product"], f"{1e3 * row['sender_alone_ms']:.0f}",
+             f"{100 * row['sender_slow_down']:.1f} %", f"{100 * row['receiver_slow_down']:.1f} %",
+             f"{row['gb_per_s']:.0f}"] for row in results["rows"]]
+    return table(["channel", "product", "alone, us", "slow-down, sender", "slow-down, receiver",
+                  "messages, GB/s"], rows)

@@ -1,19 +1,27 @@
 """Schedules on two GPUs, rrfp's beside torch's, in one run: step time, memory and host cost.
 
-    torchrun --nproc-per-node 2 benchmarks/gpu/schedules.py [SEQUENCES [OUTPUT.json]]
+    torchrun --nproc-per-node 2 benchmarks/gpu/schedules.py [--cases 2 1 2c] [--rounds 4]
+        [--out gpu_schedules]
 
-The model of first_step.py, 16 microbatches of SEQUENCES (default 1) sequences of 2,048 tokens.
-One stage per rank, or two of half the size in loop or V placement. The ideal is a stage alone times
-17/16. `launch_ms` is the same on sequences of 16 tokens, which leave nothing to do but to launch:
-where it comes near the time of the stage alone, the host decides and not the GPU. Runs alternate in
-rounds; each row is printed as soon as it is known.
+The model of first_step.py, 16 microbatches; a case is how many sequences of 2,048 tokens each has,
+with a `c` where both sides get their blocks compiled by torch.compile. One stage per rank, or two
+of half the size in loop or V placement. The ideal is a stage alone times 17/16. `launch_ms` is the
+same on sequences of 16 tokens, which leave nothing to do but to launch: where it comes near the
+time of the stage alone, the host decides and not the GPU. Runs alternate in rounds; each row is
+printed as soon as it is known.
 """
 
+import argparse
+import copy
 import json
 import os
 import statistics
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import record
 import torch
 import torch.distributed as dist
 from first_step import BLOCKS, MICROBATCHES, TOKENS, WIDTH, Block, step_ms
@@ -28,12 +36,13 @@ from torch.distributed.pipelining import (
 
 import rrfp
 
-ROUNDS, STEPS, WARM_UP_STEPS = 2, 4, 1
+STEPS, WARM_UP_STEPS = 4, 1
 PLACES = {"loop": lambda rank: (rank, rank + 2), "v": lambda rank: (rank, 3 - rank)}
 
 
-def torch_runs(whole, halves, rank, device, batch, target):
-    """{name: step} of torch's schedules."""
+def torch_runs(whole, halves, rank, device, batch, target, is_compiled):
+    """{name: step} of torch's schedules. Its zero-bubble ones cannot run compiled stages: they keep
+    the graph after I, and torch.compile's backward has given its buffers away by then."""
     loss_fn = nn.functional.mse_loss
 
     def step_of(schedule, has_last):
@@ -43,10 +52,12 @@ def torch_runs(whole, halves, rank, device, batch, target):
 
     one = Schedule1F1B(PipelineStage(whole, rank, 2, device), MICROBATCHES, loss_fn=loss_fn)
     runs = {"torch 1F1B": step_of(one, rank == 1)}
-    for name, kind, placement in (
-        ("torch Interleaved1F1B V=2", ScheduleInterleaved1F1B, "loop"),
+    zero_bubble = () if is_compiled else (
         ("torch InterleavedZeroBubble V=2", ScheduleInterleavedZeroBubble, "loop"),
         ("torch ZBVZeroBubble V=2", ScheduleZBVZeroBubble, "v"),
+    )
+    for name, kind, placement in (
+        ("torch Interleaved1F1B V=2", ScheduleInterleaved1F1B, "loop"), *zero_bubble,
     ):
         places = PLACES[placement](rank)
         stages = [PipelineStage(h, at, 4, device) for h, at in zip(halves, places)]
@@ -78,6 +89,7 @@ def rrfp_runs(whole, halves, rank, inputs, targets, reports):
         "rrfp auto": (one, {}),
         "rrfp auto split": (one, {"split_backward": True}),
         "rrfp bf": (one, {"hint": "bf"}),
+        "rrfp auto 2P": (one, {"max_in_flight": 4}),
         "rrfp bfw": (one, {"hint": "bfw", "split_backward": True}),
         "rrfp interleaved slack=0 V=2": (loop, {"hint": "interleaved", "slack": 0}),
         "rrfp zbv V=2": (v, {"hint": "zbv", "placement": "v", "split_backward": True}),
@@ -104,67 +116,103 @@ def host_us(report):
     return round(1e6 * report.host_s / max(1, report.num_tasks), 1)
 
 
+def parse_case(case):
+    sequences = int(case.removesuffix("c"))
+    what = "one sequence" if sequences == 1 else f"{sequences} sequences"
+    return sequences, f"{what} a microbatch" + (", compiled blocks" if "c" in case else "")
+
+
+class Case:
+    """All runs of one case on this rank."""
+
+    def __init__(self, case, blocks, rank, device, tell):
+        self.rank, self.device, self.tell = rank, device, tell
+        self.sequences, self.note = parse_case(case)
+        if "c" in case:
+            blocks = copy.deepcopy(blocks)
+            for block in blocks:
+                block.compile()
+        self.whole = nn.Sequential(*blocks)
+        halves = [nn.Sequential(*blocks[: BLOCKS // 4]), nn.Sequential(*blocks[BLOCKS // 4 :])]
+        batch = torch.randn(
+            MICROBATCHES * self.sequences, TOKENS, WIDTH, device=device, dtype=torch.bfloat16
+        )
+        target = torch.randn_like(batch)
+        self.inputs, targets = batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES)
+        self.short = [x[:1, :16].contiguous() for x in self.inputs]
+        self.reports, self.times, self.peaks, self.failed = {}, {}, {}, {}
+        self.runs = {
+            "stage alone": self.alone,
+            **rrfp_runs(self.whole, halves, rank, self.inputs, targets, self.reports),
+            **torch_runs(self.whole, halves, rank, device, batch, target, "c" in case),
+        }
+
+    def alone(self, pieces=None):
+        for x in self.inputs if pieces is None else pieces:
+            self.whole(x.detach().requires_grad_()).backward(x)
+
+    def measure(self, rounds):
+        """{"note": ..., "steps": [row by run], ...}"""
+        launches = []
+        for number in range(rounds):
+            for name, step in self.runs.items():
+                if name in self.failed:
+                    continue
+                self.whole.zero_grad()
+                failure = measure(name, step, self.device, self.times, self.peaks)
+                if failure is not None:
+                    self.failed[name] = failure
+                self.tell({"what": "round", "case": self.note, "run": name, "failed": failure,
+                           "ms": [round(t, 2) for t in self.times.get(name, [])[-STEPS:]]})
+            took = step_ms(lambda: self.alone(self.short), self.device)
+            if number:  # the first warms up, and compiles
+                launches.append(took)
+        ideal = statistics.median(self.times["stage alone"]) * (MICROBATCHES + 1) / MICROBATCHES
+        steps = [self.row(name, ideal) for name in self.runs if name in self.times]
+        for row in steps:
+            self.tell({"what": "step", "case": self.note, **row})
+        return {
+            "note": self.note, "ideal_ms": round(ideal, 2), "failed": self.failed,
+            "launch_ms": round(statistics.median(launches), 1), "steps": steps,
+            "rounds_ms": {name: [round(t, 2) for t in times]
+                          for name, times in self.times.items()},
+        }
+
+    def row(self, name, ideal):
+        ms = statistics.median(self.times[name])
+        row = {"run": name, "median_ms": round(ms, 2), "over_ideal": round(ms / ideal, 4),
+               "peak_gib_rank0": self.peaks[name]}
+        if name in self.reports:
+            row["host_us_a_task_rank0"] = host_us(self.reports[name])
+        return row
+
+
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", default=["2", "1", "2c"])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
     rank = int(os.environ["RANK"])
-    sequences = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
-    file = open(sys.argv[2], "a") if rank == 0 and len(sys.argv) > 2 else None
 
     def tell(row):
         if rank == 0:
             print(json.dumps(row), flush=True)
-            if file is not None:
-                print(json.dumps(row), file=file, flush=True)
 
-    tell({"what": "set-up", "card": torch.cuda.get_device_name(device), "sequences": sequences,
-          "torch": torch.__version__, "rrfp": rrfp.build_info()["version"]})
+    card = torch.cuda.get_device_name(device)
+    tell({"what": "set-up", "card": card, "torch": torch.__version__,
+          "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     blocks = [Block().to(device, torch.bfloat16) for _ in range(BLOCKS // 2)]
-    whole = nn.Sequential(*blocks)
-    halves = [nn.Sequential(*blocks[: BLOCKS // 4]), nn.Sequential(*blocks[BLOCKS // 4 :])]
-    batch = torch.randn(
-        MICROBATCHES * sequences, TOKENS, WIDTH, device=device, dtype=torch.bfloat16
-    )
-    target = torch.randn_like(batch)
-    inputs, targets = batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES)
-
-    def alone(pieces=inputs):
-        for x in pieces:
-            whole(x.detach().requires_grad_()).backward(x)
-
-    short = [x[:1, :16].contiguous() for x in inputs]
-    reports = {}
-    runs = {
-        "stage alone": alone,
-        **rrfp_runs(whole, halves, rank, inputs, targets, reports),
-        **torch_runs(whole, halves, rank, device, batch, target),
-    }
-    times, peaks, launches, failed = {}, {}, [], {}
-    for _ in range(ROUNDS):
-        for name, step in runs.items():
-            if name in failed:
-                continue
-            whole.zero_grad()
-            failure = measure(name, step, device, times, peaks)
-            if failure is not None:
-                failed[name] = failure
-                tell({"what": "step", "run": name, "failed": failure})
-                continue
-            tell({"what": "round", "run": name, "ms": [round(t, 2) for t in times[name][-STEPS:]]})
-        launches.append(step_ms(lambda: alone(short), device))
-    ideal = statistics.median(times["stage alone"]) * (MICROBATCHES + 1) / MICROBATCHES
-    tell({"what": "ideal", "ms": round(ideal, 2), "launch_ms": [round(t, 1) for t in launches]})
-    for name in runs:
-        if name not in times:
-            continue
-        ms = statistics.median(times[name])
-        row = {"what": "step", "run": name, "median_ms": round(ms, 2),
-               "over_ideal": round(ms / ideal, 4), "peak_gib_rank0": peaks[name]}
-        if name in reports:
-            row["host_us_a_task_rank0"] = host_us(reports[name])
-        tell(row)
+    runs = []
+    for case in arguments.cases:
+        runs.append(Case(case, blocks, rank, device, tell).measure(arguments.rounds))
+        torch.cuda.empty_cache()
+        if rank == 0 and arguments.out:
+            record.write(arguments.out, {"device": f"2x {card}", "runs": runs})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,0 +1,155 @@
+"""What a steady stream of messages costs the matrix products beside it, and how fast it is.
+
+    torchrun --nproc-per-node 2 benchmarks/gpu/gemm_slowdown.py [--out gpu_gemm_slowdown]
+
+Both ranks time batches of bf16 matrix products on their own stream while a second thread sends
+16 MiB messages from rank 0 to rank 1, as a pipeline of two stages that compute nothing. Phases with
+and without messages alternate; a slow-down is that of medians, and rank 0 sends, rank 1 receives.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import record
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import rrfp
+
+SHAPES = {"8192x2048x2048": (8192, 2048, 2048, 40), "8192x8192x4096": (8192, 8192, 4096, 6)}
+MESSAGE_BYTES = 16 << 20
+NUM_MESSAGES, PHASES, QUIET_BATCHES = 64, 12, 30
+
+
+class Pass(nn.Module):
+    """A stage that computes nothing; its parameter says which GPU it is on."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros((), device=device))
+
+    def forward(self, x):
+        return x
+
+
+class Stream:
+    """The messages: one step of a pipeline, in a thread of its own."""
+
+    def __init__(self, rank, device, transport):
+        message = torch.ones(MESSAGE_BYTES // 2, device=device, dtype=torch.bfloat16)
+        self.messages = [message.clone() for _ in range(8)] * (NUM_MESSAGES // 8)
+        self.rank, self.transport, self.device = rank, transport, device
+        self.stream = torch.cuda.Stream(device)
+        self.pipeline = None
+
+    def step(self):
+        torch.cuda.set_device(self.device)
+        with torch.cuda.stream(self.stream):
+            if self.pipeline is None:
+                self.pipeline = rrfp.Pipeline(
+                    {self.rank: Pass(self.device)}, transport=self.transport
+                )
+            self.pipeline.step(
+                self.messages if self.rank == 0 else None, forward_only=True, max_in_flight=8
+            )
+            self.stream.synchronize()
+
+
+def batch_ms(work, count):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def phase(work, count, messages):
+    """(ms of a product by batch, seconds of the messages)."""
+    dist.barrier()
+    times, seconds = [], []
+    if messages is None:
+        return [batch_ms(work, count) for _ in range(QUIET_BATCHES)], None
+
+    def send():
+        start = time.perf_counter()
+        messages.step()
+        seconds.append(time.perf_counter() - start)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    while thread.is_alive():
+        took = batch_ms(work, count)
+        if thread.is_alive():  # a batch that outlasted the messages is half a quiet one
+            times.append(took)
+    thread.join()
+    return times, seconds[0]
+
+
+def measure(shape, transport, rank, device):
+    m, k, n, count = SHAPES[shape]
+    a, b = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((m, k), (k, n)))
+    out = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+    messages = Stream(rank, device, transport)
+
+    def work():
+        torch.mm(a, b, out=out)
+
+    quiet, busy, seconds = [], [], []
+    for number in range(PHASES):
+        alone, _ = phase(work, count, None)
+        beside, took = phase(work, count, messages)
+        if number:  # the first sets up
+            quiet += alone
+            busy += beside
+            seconds.append(took)
+    messages.pipeline.close()
+    own = {"alone_ms": statistics.median(quiet), "beside_ms": statistics.median(busy),
+           "batches": len(busy), "gb_per_s": NUM_MESSAGES * MESSAGE_BYTES / 1e9
+           / statistics.median(seconds)}
+    both = [None, None]
+    dist.all_gather_object(both, own)
+    return {
+        "product": shape, "channel": transport,
+        **{f"{who}_slow_down": round(row["beside_ms"] / row["alone_ms"] - 1, 4)
+           for who, row in zip(("sender", "receiver"), both, strict=True)},
+        "sender_alone_ms": round(both[0]["alone_ms"], 4),
+        "gb_per_s": round(both[1]["gb_per_s"], 1), "batches": [row["batches"] for row in both],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--transports", nargs="+", default=["ipc", "nccl"])
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    rows = []
+    for transport in arguments.transports:
+        for shape in SHAPES:
+            rows.append(measure(shape, transport, rank, device))
+            if rank == 0:
+                print(json.dumps(rows[-1]), flush=True)
+    if rank == 0 and arguments.out:
+        record.write(
+            arguments.out, {"device": f"2x {torch.cuda.get_device_name(device)}", "rows": rows}
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Sequence lengths that vary, on two GPUs: step time by hint, order and limit, beside what the
+simulated world gives for the durations measured here.
+
+    torchrun --nproc-per-node 2 benchmarks/gpu/lengths.py [--draws 3] [--out gpu_lengths]
+
+The blocks of first_step.py, 16 microbatches of one sequence each; lengths are log-normal with a
+coefficient of variation of 0.4 and a mean of 4,096 tokens. For each draw every task is first timed
+alone, halves of backwards too; then the variants alternate in rounds. A ratio is the time of the
+fixed 1F1B order over the variant's. Each row is printed as soon as it is known.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import record
+import torch
+import torch.distributed as dist
+from first_step import BLOCKS, MICROBATCHES, WIDTH, Block, step_ms
+from split_cost import Enter
+from torch import nn
+
+import rrfp
+from rrfp.split_backward import run_input_half
+
+MEAN_TOKENS, VARIATION, MULTIPLE = 4096, 0.4, 64
+ROUNDS, STEPS = 2, 4
+AHEAD_CYCLES = 30_000_000  # longer than launching a task
+LATENCY_S = 60e-6  # of 16 MiB between these GPUs (gpu_messages)
+BASELINE = "1f1b slack=0"
+FIXED = {"hint": "1f1b", "slack": 0}
+MID = {"microbatch_order": "mid"}
+SPLIT = {"split_backward": True}
+VARIANTS = {
+    BASELINE: FIXED,
+    "1f1b slack=0, mid": {**FIXED, **MID},
+    "auto, P": {},
+    "auto, 2P": {"max_in_flight": 4},
+    "auto, mid, P": MID,
+    "auto, mid, 2P": {**MID, "max_in_flight": 4},
+    "auto split, mid, P": {**SPLIT, **MID},
+    "auto split, mid, 2P": {**SPLIT, **MID, "max_in_flight": 4},
+}
+
+
+def draw_lengths(seed):
+    """Tokens by microbatch."""
+    rng = random.Random(seed)
+    sigma = math.sqrt(math.log(1 + VARIATION**2))
+    draws = [rng.lognormvariate(math.log(MEAN_TOKENS) - sigma**2 / 2, sigma)
+             for _ in range(MICROBATCHES)]
+    return [max(MULTIPLE, MULTIPLE * round(tokens / MULTIPLE)) for tokens in draws]
+
+
+def seconds_of(work):
+    """What the device takes, while the host launches ahead of it as in a pipeline."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(AHEAD_CYCLES)
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+class Tasks:
+    """The tasks of one microbatch on this rank, one after the other."""
+
+    def __init__(self, stage, rank, x, target):
+        self.stage, self.rank, self.x, self.target = stage, rank, x, target
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.output = self.half = None
+
+    def forward(self):
+        self.output = self.stage(Enter.apply(self.anchor, self.x) if self.rank else self.x)
+        if self.rank:
+            self.output = nn.functional.mse_loss(self.output, self.target)
+
+    def gradient(self):
+        return torch.ones_like(self.output) if self.rank else self.target
+
+    def backward(self):
+        self.output.backward(self.gradient())
+
+    def input_half(self):
+        self.half = run_input_half([self.output], [self.gradient()], self.anchor)
+
+    def weight_half(self):
+        self.half.run()
+
+    def seconds(self):
+        """{kind: seconds}, medians of three."""
+        times = {kind: [] for kind in "FBIW"}
+        for _ in range(3):
+            times["F"].append(seconds_of(self.forward))
+            times["B"].append(seconds_of(self.backward))
+            if self.rank:
+                self.forward()
+                times["I"].append(seconds_of(self.input_half))
+                times["W"].append(seconds_of(self.weight_half))
+            else:  # no input takes a gradient: W is the whole
+                times["I"].append(0.0)
+                times["W"].append(times["B"][-1])
+            Enter.gradients.clear()
+        return {kind: statistics.median(t) for kind, t in times.items()}
+
+
+def simulated_s(tables, lengths, options):
+    def duration(kind, stage, microbatch):
+        return tables[stage][microbatch][kind]
+
+    return rrfp.simulate(
+        duration, num_stages=2, num_microbatches=MICROBATCHES, latency=LATENCY_S, costs=lengths,
+        **options,
+    ).makespan_s
+
+
+class Runs:
+    """Steps of one draw, by variant."""
+
+    def __init__(self, stage, rank, inputs, targets, lengths):
+        self.stage, self.rank, self.lengths = stage, rank, lengths
+        self.own = {
+            "microbatches": inputs if rank == 0 else None,
+            "targets": targets if rank == 1 else None,
+            "loss_fn": nn.functional.mse_loss,
+        }
+        self.host_us = {}
+
+    def step(self, name):
+        def run():
+            result = rrfp.run_pipeline(
+                {self.rank: self.stage}, **self.own, costs=self.lengths, **VARIANTS[name]
+            )
+            own = result.report.ranks[0]
+            self.host_us[name] = round(1e6 * own.host_s / own.num_tasks, 1)
+
+        return run
+
+
+def measure_draw(seed, stage, rank, device, tell):
+    lengths = draw_lengths(seed)
+    torch.manual_seed(100 + seed)
+    inputs = [torch.randn(1, tokens, WIDTH, device=device, dtype=torch.bfloat16)
+              for tokens in lengths]
+    targets = [torch.randn_like(x) for x in inputs]
+    mine = [Tasks(stage, rank, x, t).seconds() for x, t in zip(inputs, targets, strict=True)]
+    tables = [None, None]
+    dist.all_gather_object(tables, mine)
+    tell({"what": "draw", "seed": seed, "tokens": lengths, "stage_s": [
+        {kind: round(sum(task[kind] for task in table), 4) for kind in "FBIW"}
+        for table in tables]})
+    runs = Runs(stage, rank, inputs, targets, lengths)
+    times = {name: [] for name in VARIANTS}
+    for _ in range(ROUNDS):
+        for name in VARIANTS:
+            stage.zero_grad()
+            step_ms(runs.step(name), device)
+            times[name] += [step_ms(runs.step(name), device) for _ in range(STEPS)]
+    expected = {name: simulated_s(tables, lengths, options) for name, options in VARIANTS.items()}
+    base_ms = statistics.median(times[BASELINE])
+    for name in VARIANTS:
+        ms = statistics.median(times[name])
+        ratio, simulated = base_ms / ms, expected[BASELINE] / expected[name]
+        tell({"what": "step", "seed": seed, "run": name, "median_ms": round(ms, 2),
+              "simulated_ms": round(1000 * expected[name], 2), "ratio": round(ratio, 4),
+              "simulated_ratio": round(simulated, 4),
+              "real_over_simulated": round(ratio / simulated, 4),
+              "host_us_a_task_rank0": runs.host_us[name]})
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    rows = []
+
+    def tell(row):
+        rows.append(row)
+        if rank == 0:
+            print(json.dumps(row), flush=True)
+
+    tell({"what": "set-up", "card": torch.cuda.get_device_name(device),
+          "rrfp": rrfp.build_info()["version"]})
+    torch.manual_seed(rank)
+    stage = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(device, torch.bfloat16)
+    for seed in range(arguments.draws):
+        measure_draw(seed, stage, rank, device, tell)
+    for name in VARIANTS:
+        of_name = [row for row in rows if row.get("run") == name]
+        tell({"what": "all draws", "run": name, **{
+            key: round(statistics.geometric_mean(row[key] for row in of_name), 4)
+            for key in ("ratio", "simulated_ratio", "real_over_simulated")}})
+    if rank == 0 and arguments.out:
+        record.write(arguments.out, {"card": torch.cuda.get_device_name(device), "rows": rows})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
