@@ -135,6 +135,20 @@ def _normalise_seed(seed):
     return seed
 
 
+def _normalise_lookahead(lookahead):
+    if not isinstance(lookahead, str) and not _is_int(lookahead):
+        raise TypeError(
+            f"lookahead is {lookahead!r}, a {type(lookahead).__name__}; use 'jit', 'eager' or 1."
+        )
+    if lookahead not in ("jit", "eager", 1):
+        raise ValueError(
+            f"lookahead is {lookahead!r}; use 'jit' (the next task is chosen just in time for the "
+            "GPU to have it), 'eager' (as soon as the task before it runs) or 1 (when that one has "
+            "ended)."
+        )
+    return lookahead
+
+
 class StepRequest:
     """What one rank asks of a step: options for all, and the tables of its own stages."""
 
@@ -184,10 +198,7 @@ class StepRequest:
         self.return_outputs = bool(return_outputs)
         self.broadcast_loss = bool(broadcast_loss)
         self.forward_only = bool(forward_only)
-        if lookahead not in ("jit", 1):
-            raise ValueError(f"lookahead is {lookahead!r}, which is not supported yet; leave it "
-                             "at 'jit', or pass 1.")
-        self.lookahead = lookahead
+        self.lookahead = _normalise_lookahead(lookahead)
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
         self._loss_fns = by_loss_stage("loss_fn", loss_fn, layout, own_stages)

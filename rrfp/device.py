@@ -17,9 +17,7 @@ from rrfp.shared_device import SharedParcels
 
 logger = logging.getLogger("rrfp")
 
-# Tasks launched and unfinished at once. With two the device always has the next one; with more
-# a task would be chosen long before it runs, when less is known about what else is ready.
-_DEPTH = 2
+_LOOKAHEAD = {"jit": _C.Lookahead.JIT, "eager": _C.Lookahead.EAGER, 1: _C.Lookahead.NONE}
 
 
 def stage_device(stage, module):
@@ -129,7 +127,7 @@ class Launcher:
     def __init__(self, stream, lookahead, shared_parcels=None):
         self.stream = stream
         self.shared_parcels = shared_parcels
-        self.depth = 1 if lookahead == 1 else _DEPTH
+        self._lookahead = _LOOKAHEAD[lookahead]
         self._caller = torch.cuda.current_stream(stream.device)
         self._entered = None
 
@@ -155,16 +153,15 @@ class Launcher:
 
     def begin(self, runtime):
         """The runtime's coming step is launched here."""
-        runtime.bind_stream(self.stream.cuda_stream)
+        runtime.bind_stream(self.stream.cuda_stream, self._lookahead)
 
     def launched(self, runtime, task, timeout_ms):
-        """A task (stage, kind, microbatch) has been launched; block until the device is near
-        enough behind.
+        """A task (stage, kind, microbatch) has been launched; block until the next may be chosen.
 
         Raises:
             StatusError: The step has ended, here or elsewhere.
         """
-        if runtime.wait_launched(self.depth, timeout_ms):
+        if runtime.wait_launched(timeout_ms):
             return
         stage, kind, microbatch = task
         runtime.abort(

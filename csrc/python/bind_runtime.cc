@@ -32,6 +32,13 @@ void bind_step_times(py::module_& module) {
                     "idle_transfer_ns by the rank whose message it was.");
 }
 
+void bind_lookahead(py::module_& module) {
+  py::enum_<Lookahead>(module, "Lookahead", "When the next task for a device is chosen.")
+      .value("NONE", Lookahead::kNone, "When it has ended all others.")
+      .value("EAGER", Lookahead::kEager, "When one is unfinished.")
+      .value("JIT", Lookahead::kJit, "When that one should end in as long as a launch takes.");
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& module) {
@@ -44,6 +51,7 @@ void bind_runtime(py::module_& module) {
            "DLPack capsules for (type code, bits, shape) of each tensor, in order.");
 
   bind_step_times(module);
+  bind_lookahead(module);
 
   py::class_<RuntimeHandle>(module, "Runtime", "One rank of one pipeline, across its steps.")
       .def_property_readonly("rank", &RuntimeHandle::rank)
@@ -63,12 +71,11 @@ void bind_runtime(py::module_& module) {
            py::arg("target_stage"), py::arg("metadata"), py::arg("segments"), py::arg("owner"),
            "Sends metadata and memory, kept alive by owner, to the rank of a stage.")
       .def_property_readonly("device", &RuntimeHandle::device, "Index of its GPU; -1: the CPU.")
-      .def("bind_stream", &RuntimeHandle::bind_stream, py::arg("stream"),
-           "The CUDA stream that the coming step is launched on.")
-      .def("wait_launched", &RuntimeHandle::wait_launched, py::arg("depth"),
-           py::arg("timeout_ms"),
-           "After a launch: waits until fewer than depth tasks are unfinished on the device. "
-           "False at the time-out; raises StatusError.")
+      .def("bind_stream", &RuntimeHandle::bind_stream, py::arg("stream"), py::arg("lookahead"),
+           "The CUDA stream that the coming step is launched on, and how far ahead.")
+      .def("wait_launched", &RuntimeHandle::wait_launched, py::arg("timeout_ms"),
+           "After a launch: waits until the next task may be chosen. False when the device has "
+           "not ended the tasks before it by the time-out; raises StatusError.")
       .def("retire", &RuntimeHandle::retire, py::arg("local"), "The claimed task is done.")
       .def("wait_sends", &RuntimeHandle::wait_sends, py::arg("timeout_ms"),
            "Whether everything posted has been sent. Raises StatusError.")

@@ -22,7 +22,8 @@ namespace {
 
 // Well below the time of a task that is worth a GPU, and no load on a core.
 constexpr std::chrono::microseconds kLookEvery{10};
-// Before it sleeps in between: as long as the launch of a short task, whose end is near then.
+// It does not sleep in between at first, because the end of a short task is near then, nor shortly
+// before the next task is due.
 constexpr std::int64_t kLookNs = 50000;
 
 // The reference a message carried, if any, as an object that drops it.
@@ -59,6 +60,7 @@ RuntimeHandle::~RuntimeHandle() {
 
 void RuntimeHandle::begin_step(std::shared_ptr<StepPlan> plan, std::uint32_t step,
                                std::int64_t stall_timeout_ms) {
+  if (stream_ != nullptr) pace(*plan);
   runtime_->begin_step(std::move(plan), step, stall_timeout_ms);
 }
 
@@ -81,16 +83,35 @@ bool RuntimeHandle::wait_in_slices(std::int64_t timeout_ms, Attempt attempt) {
   }
 }
 
+void RuntimeHandle::pace(const StepPlan& plan) {
+  const TaskTable& table = plan.table(rank_);
+  if (pacer_ == nullptr || pacer_->num_chunks() != table.num_chunks()) {
+    pacer_ = std::make_unique<LaunchPacer>(table.num_chunks());
+  }
+  const bool is_fixed = plan.options().slack == 0;
+  pacer_->begin_step(
+      table, is_fixed && lookahead_ == Lookahead::kJit ? Lookahead::kEager : lookahead_);
+}
+
 std::int32_t RuntimeHandle::claim(std::int64_t timeout_ms) {
   drop_sent();
   ClaimResult result;
+  bool waited = false;
   const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
+    waited = slice_ms > 0;
     result = runtime_->claim(slice_ms);
     return result.outcome != ClaimOutcome::kTimeout;
   });
   if (!decided) return kClaimedNothing;
   if (result.outcome == ClaimOutcome::kAborted) throw StatusError(runtime_->status());
-  return result.outcome == ClaimOutcome::kDone ? kAllClaimed : result.local;
+  if (result.outcome == ClaimOutcome::kDone) return kAllClaimed;
+  if (pacer_ != nullptr) {
+    const TaskTable& table = runtime_->engine().table();
+    const std::int32_t task_class = table.class_of(result.local);
+    pacer_->claimed(table.kind_of_class(task_class), table.chunk_of_class(task_class),
+                    runtime_->engine().record(result.local).claimed_ns, waited);
+  }
+  return result.local;
 }
 
 py::list RuntimeHandle::take_inputs(std::int32_t local) {
@@ -106,6 +127,7 @@ py::list RuntimeHandle::take_inputs(std::int32_t local) {
       if (stream_ != nullptr && !word_reached(message->arrived)) {
         const std::string what = stream_->wait(message->arrived);
         if (!what.empty()) device_failed(what);
+        pacer_->waits_for_message();
       }
       inputs.append(std::move(inbound));
     }
@@ -178,40 +200,43 @@ void RuntimeHandle::device_failed(const std::string& what) {
   throw StatusError(runtime_->status());
 }
 
-void RuntimeHandle::bind_stream(std::uintptr_t stream) {
+void RuntimeHandle::bind_stream(std::uintptr_t stream, Lookahead lookahead) {
   RRFP_CHECK(stream_ != nullptr, "rank " + std::to_string(rank()) + " is on the CPU.");
   launched_.clear();
+  lookahead_ = lookahead;
   const std::string what = stream_->bind(reinterpret_cast<void*>(stream));
   if (!what.empty()) device_failed(what);
 }
 
-bool RuntimeHandle::wait_launched(std::int32_t depth, std::int64_t timeout_ms) {
+bool RuntimeHandle::wait_launched(std::int64_t timeout_ms) {
   WordPoint end;
   const std::string what = stream_->record(&end);
   if (!what.empty()) device_failed(what);
   launched_.push_back(end);
   runtime_->launched(end);
-  const auto is_near = [&] {
-    while (!launched_.empty() && word_reached(launched_.front())) launched_.pop_front();
-    return launched_.size() < static_cast<std::size_t>(depth) || !runtime_->status().ok();
-  };
-  const bool is_reached = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
-    const std::int64_t begin_ns = steady_now_ns();
-    std::optional<FineSleep> fine;  // once for all sleeps of a slice: it costs system calls
-    while (!is_near()) {
-      const std::int64_t waited_ns = steady_now_ns() - begin_ns;
-      if (waited_ns >= slice_ms * 1000000) return false;
-      if (waited_ns < kLookNs) {
-        std::this_thread::yield();
-        continue;
-      }
-      if (!fine) fine.emplace();
-      std::this_thread::sleep_for(kLookEvery);
-    }
-    return true;
-  });
+  pacer_->launched(steady_now_ns());
+  const bool is_reached = wait_in_slices(
+      timeout_ms, [&](std::int64_t slice_ms) { return wait_to_choose(slice_ms); });
   if (!runtime_->status().ok()) throw StatusError(runtime_->status());
-  return is_reached;
+  // A running task may take longer than the time-out; those before it have ended.
+  return is_reached || pacer_->choose_from_ns() != LaunchPacer::kNotBeforeAnEnd;
+}
+
+bool RuntimeHandle::wait_to_choose(std::int64_t slice_ms) {
+  const std::int64_t begin_ns = steady_now_ns();
+  std::optional<FineSleep> fine;  // once for all sleeps of a slice: it costs system calls
+  for (std::int64_t now_ns = begin_ns;; now_ns = steady_now_ns()) {
+    while (!launched_.empty() && word_reached(launched_.front())) launched_.pop_front();
+    pacer_->look(now_ns, launched_.size());
+    if (pacer_->may_choose(now_ns) || !runtime_->status().ok()) return true;
+    if (now_ns - begin_ns >= slice_ms * kNsPerMs) return false;
+    if (now_ns - begin_ns < kLookNs || pacer_->choose_from_ns() - now_ns < kLookNs) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (!fine) fine.emplace();
+    std::this_thread::sleep_for(kLookEvery);
+  }
 }
 
 void RuntimeHandle::retire(std::int32_t local) { runtime_->retire(local); }

@@ -7,8 +7,9 @@
 //          wait, for kSliceMs at most; then signals are looked for (they reach the main thread
 //          only).
 // Devices  With a ComputeStream, tensors are sent from device memory once the stream has passed
-//          the point of post_tensors(), and wait_launched() keeps the worker from launching
-//          further ahead of the device than it should.
+//          the point of post_tensors(), and wait_launched() keeps the worker from choosing
+//          earlier than the device needs (LaunchPacer). In a fixed order nothing is chosen, and
+//          what is launched early is announced early: there kJit is kEager.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "python/compute_stream.hpp"
+#include "runtime/launch_pacer.hpp"
 #include "runtime/rank_runtime.hpp"
 
 namespace rrfp::python {
@@ -55,11 +57,11 @@ class RuntimeHandle {
   void post_tensors(std::int32_t local, std::int32_t target_stage, pybind11::bytes metadata,
                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& segments,
                     pybind11::object owner);
-  // The stream on which the tasks of the coming step are launched.
-  void bind_stream(std::uintptr_t stream);
-  // A task has been launched: marks its end on the stream, and waits until fewer than `depth`
-  // tasks are unfinished on the device. False at the time-out.
-  bool wait_launched(std::int32_t depth, std::int64_t timeout_ms);
+  // The stream on which the tasks of the coming step are launched, and how far ahead of it.
+  void bind_stream(std::uintptr_t stream, Lookahead lookahead);
+  // A task has been launched: marks its end on the stream, and waits until the next may be
+  // chosen. False at the time-out: the device has not ended the tasks that must end before.
+  bool wait_launched(std::int64_t timeout_ms);
   void retire(std::int32_t local);
   bool wait_sends(std::int64_t timeout_ms);
   StepTimes end_step();
@@ -98,6 +100,9 @@ class RuntimeHandle {
 
   void device_failed(const std::string& what);
 
+  void pace(const StepPlan& plan);
+  bool wait_to_choose(std::int64_t slice_ms);
+
   std::unique_ptr<ComputeStream> stream_;  // first: it outlives the transport
   std::unique_ptr<RankRuntime> runtime_;   // null after end()
   const std::int32_t rank_;
@@ -107,6 +112,8 @@ class RuntimeHandle {
   mutable std::mutex end_mutex_;           // runtime_ against abort(), status() and describe()
   Status last_status_;                     // after end()
   std::deque<WordPoint> launched_;         // ends of tasks that the device may not have reached
+  Lookahead lookahead_ = Lookahead::kJit;
+  std::unique_ptr<LaunchPacer> pacer_;     // with a stream, from the first step on
   OutboundMessage* spare_ = nullptr;  // messages that may be used again
 };
 

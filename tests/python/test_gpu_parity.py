@@ -55,8 +55,11 @@ def test_two_gpus_in_one_process(devices, dtype, seed):
     assert torch.cuda.current_device() == 0
 
 
-def test_fixed_order_and_depth_one(seed):
-    run_here(["cuda:0"] * 3, torch.float32, seed, hint="1f1b", slack=0, lookahead=1)
+@pytest.mark.parametrize("lookahead", ["jit", "eager", 1])
+@pytest.mark.parametrize("options", [{"hint": "1f1b", "slack": 0}, {"split_backward": True}],
+                         ids=["fixed", "split"])
+def test_look_ahead(options, lookahead, seed):
+    run_here(["cuda:0"] * 3, torch.float32, seed, lookahead=lookahead, **options)
 
 
 def test_autocast(seed):

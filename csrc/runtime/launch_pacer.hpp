@@ -1,0 +1,108 @@
+// LaunchPacer: from when a worker may choose its next task, while its device is still at work.
+//
+// Purpose  A device must not run dry, and what is chosen early is chosen knowing less. So with
+//          one task running, the next is chosen when the running one should end in as long as a
+//          launch takes (kJit). Nothing is ever chosen while two are unfinished.
+// Times    All are arguments; there is no clock inside. The host tells when it turned to a task,
+//          when the launch was over, and at each look how many tasks the device has not ended.
+// Learning What the host sees of the device are intervals: a task began after the one before it
+//          ended and after the host turned to it, and at the latest when both that end was seen
+//          and its launch was over; it ended between two looks. So its time on the device lies in
+//          an interval too. A narrow one is a sample. A wide one (the worker slept, waited for a
+//          message or for the interpreter in between, or launched onto an idle device) only moves
+//          a mean that lies outside to the nearer bound: tasks that have become shorter are found
+//          even when none is launched in time any more.
+// Messages A task that was launched behind a wait of the stream for a message has no known begin:
+//          its time bounds the mean from above alone. While it runs, the next choice is due a
+//          usual task before the earliest end, as if the message were there: never too late.
+// Launches From the moment the worker was free to choose, or got the task if it had to wait for
+//          one, to the end of the launch. The next kind is not known before the choice, so
+//          the dearest of the step's counts. The first launch of a kind loads it and is left out.
+// Outliers Above kMostGrowth times the mean a sample counts as that much.
+// Margin   The next choice is due earlier by what the task and the launch usually deviate from
+//          their means, and by kAheadNs: then the launch is over a little before the end, which is
+//          seen when it happens, and not only bounded by the launch.
+// Threads  the rank's worker only. Bound: two unfinished tasks. Cost: a look changes nothing
+//          unless a task has ended.
+// Lifetime over the steps of a rank with the same number of chunks.
+// Checked  tests/cpp/unit/launch_pacer_test.cc, tests/cpp/sim/launch_pacing.cc.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "arbiter/hint_order.hpp"
+#include "arbiter/task_times.hpp"
+
+namespace rrfp {
+
+enum class Lookahead : std::uint8_t {
+  kNone,   // the next task is chosen when the device has ended all others
+  kEager,  // when one is unfinished
+  kJit,    // when one is unfinished and should end in as long as a launch takes
+};
+
+class LaunchPacer {
+ public:
+  static constexpr std::int64_t kNotBeforeAnEnd = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::int64_t kAheadNs = 20000;  // as long as a short sleep takes
+  static constexpr std::int64_t kWidest = 8;  // a narrow interval is this much below its end
+  static constexpr std::int64_t kMostGrowth = 4;
+
+  explicit LaunchPacer(std::int32_t num_chunks);
+
+  std::int32_t num_chunks() const { return on_device_.num_chunks(); }
+
+  // A step with these tasks. What the device was given before is none of it: it may be at work.
+  void begin_step(const TaskTable& table, Lookahead lookahead);
+
+  // The worker got a task; `waited`: there was none to be had when it was free to choose.
+  void claimed(TaskKind kind, std::int32_t chunk, std::int64_t now_ns, bool waited);
+  // The device will wait for a message before the claimed task.
+  void waits_for_message() { claimed_.is_held_up = true; }
+  // The claimed task has been launched to its end.
+  void launched(std::int64_t now_ns);
+  // So many launched tasks have not ended yet.
+  void look(std::int64_t now_ns, std::size_t num_unfinished);
+
+  std::size_t num_unfinished() const { return unfinished_.size(); }
+  // The moment from which the next task may be chosen; kNotBeforeAnEnd: see after a look.
+  std::int64_t choose_from_ns() const { return choose_from_ns_; }
+  bool may_choose(std::int64_t now_ns) const { return now_ns >= choose_from_ns_; }
+
+ private:
+  struct Launch {
+    TaskKind kind = TaskKind::kForward;
+    std::int32_t chunk = 0;
+    std::int64_t since_ns = 0;  // the host turned to it
+    std::int64_t launched_ns = 0;
+    bool is_held_up = false;  // by a message
+  };
+  // A moment that the host did not see: not before, not after.
+  struct Between {
+    std::int64_t low_ns = 0;
+    std::int64_t high_ns = kNotBeforeAnEnd;
+  };
+
+  void ended(std::int64_t now_ns);
+  void learn_on_device(const Launch& task, std::int64_t low_ns, std::int64_t high_ns);
+  void learn_on_host(const Launch& task);
+  std::int64_t launch_ns() const;
+  std::int64_t next_choice_ns() const;
+
+  TaskTimes on_device_;
+  TaskTimes on_host_;
+  std::vector<bool> has_launched_;  // by kind and chunk: once at least
+  std::vector<std::pair<TaskKind, std::int32_t>> classes_;  // of the step
+  Lookahead lookahead_ = Lookahead::kJit;
+  Launch claimed_;
+  std::deque<Launch> unfinished_;  // oldest first
+  Between last_end_;
+  std::int64_t last_look_ns_ = 0;  // 0: none in this step
+  std::int64_t choose_from_ns_ = 0;
+};
+
+}  // namespace rrfp
