@@ -246,8 +246,10 @@ def run_pipeline(
             ``"none"``: what looks like it in a stage (a DTensor) runs none inside a task.
         transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
             between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
-        lookahead: On CPU a task runs when it is chosen. On GPUs the next task is launched while
-            one runs; 1 launches it only when that one has ended.
+        lookahead: When a GPU's next task is chosen (on CPU: when it runs). ``"jit"``: just in time,
+            when the running one should end in as long as a launch takes, by what tasks and
+            launches took before (a fixed order chooses nothing: as ``"eager"``); ``"eager"``: as
+            soon as the one before it runs; 1: when all others have ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
             long ranks wait for one another at the start. A rank inside a task is busy, however
             long the task takes.
