@@ -1,28 +1,25 @@
 #include "runtime/launch_pacer.hpp"
 
 #include <algorithm>
+#include <functional>
 
 namespace rrfp {
 
-namespace {
-
-std::int64_t deviation_ns(const TaskTimes& times, TaskKind kind, std::int32_t chunk) {
-  const auto mean_ns = static_cast<double>(times.duration_ns(kind, chunk));
-  return static_cast<std::int64_t>(times.variation(kind, chunk) * mean_ns);
+std::int64_t LaunchPacer::Recent::shortest_ns() const {
+  if (num_ == 0) return 0;
+  return *std::min_element(times_.begin(), times_.begin() + std::min(num_, kNumRecent));
 }
 
-void add_bounded(TaskTimes& times, TaskKind kind, std::int32_t chunk, std::int64_t latest_ns) {
-  const std::int64_t mean_ns = times.duration_ns(kind, chunk);
-  if (mean_ns > 0) latest_ns = std::min(latest_ns, LaunchPacer::kMostGrowth * mean_ns);
-  times.add_duration(kind, chunk, latest_ns);
+std::int64_t LaunchPacer::Recent::longest_but_one_ns() const {
+  if (num_ < 2) return 0;
+  std::array<std::int64_t, kNumRecent> sorted = times_;
+  const auto end = sorted.begin() + std::min(num_, kNumRecent);
+  std::nth_element(sorted.begin(), sorted.begin() + 1, end, std::greater<>());
+  return sorted[1];
 }
-
-}  // namespace
 
 LaunchPacer::LaunchPacer(std::int32_t num_chunks)
-    : on_device_(num_chunks),
-      on_host_(num_chunks),
-      has_launched_(static_cast<std::size_t>(num_chunks) * kNumTaskKinds) {}
+    : num_chunks_(num_chunks), times_(static_cast<std::size_t>(num_chunks) * kNumTaskKinds) {}
 
 void LaunchPacer::begin_step(const TaskTable& table, Lookahead lookahead) {
   classes_.clear();
@@ -43,7 +40,7 @@ void LaunchPacer::claimed(TaskKind kind, std::int32_t chunk, std::int64_t now_ns
 
 void LaunchPacer::launched(std::int64_t now_ns) {
   claimed_.launched_ns = now_ns;
-  learn_on_host(claimed_);
+  of(claimed_.kind, claimed_.chunk).on_host.add(now_ns - claimed_.since_ns);
   unfinished_.push_back(claimed_);
   choose_from_ns_ = next_choice_ns();
 }
@@ -62,50 +59,38 @@ void LaunchPacer::ended(std::int64_t now_ns) {
                          task.is_held_up ? kNotBeforeAnEnd
                                          : std::max(task.launched_ns, last_end_.high_ns)};
   last_end_ = {std::max({task.launched_ns, last_look_ns_, last_end_.low_ns}), now_ns};
-  learn_on_device(task, std::max<std::int64_t>(0, last_end_.low_ns - begin.high_ns),
-                  last_end_.high_ns - begin.low_ns);
+  learn(of(task.kind, task.chunk).on_device,
+        std::max<std::int64_t>(0, last_end_.low_ns - begin.high_ns),
+        last_end_.high_ns - begin.low_ns);
 }
 
-void LaunchPacer::learn_on_device(const Launch& task, std::int64_t low_ns, std::int64_t high_ns) {
-  const std::int64_t mean_ns = on_device_.duration_ns(task.kind, task.chunk);
-  if (high_ns <= 0) return;
-  const std::int64_t nearest_ns = std::clamp(mean_ns, low_ns, high_ns);
-  const bool is_outside = mean_ns > 0 && nearest_ns != mean_ns;
-  if (is_outside || (high_ns - low_ns) * kWidest <= high_ns) {
-    add_bounded(on_device_, task.kind, task.chunk, nearest_ns);
-  }
+void LaunchPacer::learn(Recent& on_device, std::int64_t low_ns, std::int64_t high_ns) {
+  const std::int64_t shortest_ns = on_device.shortest_ns();
+  const std::int64_t nearest_ns = std::clamp(shortest_ns, low_ns, high_ns);
+  const bool contradicts = shortest_ns > 0 && nearest_ns != shortest_ns;
+  if (contradicts || (high_ns - low_ns) * kWidest <= high_ns) on_device.add(nearest_ns);
 }
 
-void LaunchPacer::learn_on_host(const Launch& task) {
-  const auto at = static_cast<std::size_t>(task.kind) * num_chunks() + task.chunk;
-  if (has_launched_[at]) {
-    add_bounded(on_host_, task.kind, task.chunk, task.launched_ns - task.since_ns);
-  }
-  has_launched_[at] = true;
-}
-
-// What the next launch usually takes, whichever it is; 0: not known.
-std::int64_t LaunchPacer::launch_ns() const {
+// What the next launch takes, whichever it is; 0: not known.
+std::int64_t LaunchPacer::launch_ns() {
   std::int64_t dearest_ns = 0;
   for (const auto& [kind, chunk] : classes_) {
-    const std::int64_t mean_ns = on_host_.duration_ns(kind, chunk);
-    if (mean_ns == 0) return 0;
-    dearest_ns = std::max(dearest_ns, mean_ns + deviation_ns(on_host_, kind, chunk));
+    const std::int64_t own_ns = of(kind, chunk).on_host.longest_but_one_ns();
+    if (own_ns == 0) return 0;
+    dearest_ns = std::max(dearest_ns, own_ns);
   }
   return dearest_ns;
 }
 
-std::int64_t LaunchPacer::next_choice_ns() const {
+std::int64_t LaunchPacer::next_choice_ns() {
   if (unfinished_.empty()) return 0;
   if (unfinished_.size() > 1 || lookahead_ == Lookahead::kNone) return kNotBeforeAnEnd;
   if (lookahead_ == Lookahead::kEager) return 0;
   const Launch& running = unfinished_.front();
-  const std::int64_t usual_ns = on_device_.duration_ns(running.kind, running.chunk);
+  const std::int64_t task_ns = of(running.kind, running.chunk).on_device.shortest_ns();
   const std::int64_t next_ns = launch_ns();
-  if (usual_ns == 0 || next_ns == 0) return 0;
-  const std::int64_t begun_ns = std::max(running.since_ns, last_end_.low_ns);
-  return begun_ns + usual_ns - deviation_ns(on_device_, running.kind, running.chunk) - next_ns -
-         kAheadNs;
+  if (task_ns == 0 || next_ns == 0) return 0;
+  return std::max(running.since_ns, last_end_.low_ns) + task_ns - next_ns - kAheadNs;
 }
 
 }  // namespace rrfp

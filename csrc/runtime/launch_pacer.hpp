@@ -5,29 +5,34 @@
 //          launch takes (kJit). Nothing is ever chosen while two are unfinished.
 // Times    All are arguments; there is no clock inside. The host tells when it turned to a task,
 //          when the launch was over, and at each look how many tasks the device has not ended.
-// Learning What the host sees of the device are intervals: a task began after the one before it
+// Learning Of each kind and chunk the last kNumRecent times. The running task is expected to take
+//          the shortest of them: a device that idles loses all of that time, a choice made so much
+//          early a few hundredths of it (by simulation 1 to 5 %), so that the choice should come
+//          late once in so many times. Likewise a launch counts as the longest but one.
+// Seen     What the host sees of the device are intervals: a task began after the one before it
 //          ended and after the host turned to it, and at the latest when both that end was seen
 //          and its launch was over; it ended between two looks. So its time on the device lies in
-//          an interval too. A narrow one is a sample. A wide one (the worker slept, waited for a
-//          message or for the interpreter in between, or launched onto an idle device) only moves
-//          a mean that lies outside to the nearer bound: tasks that have become shorter are found
-//          even when none is launched in time any more.
+//          an interval too. A narrow one is a sample, as near to the shortest as it allows. A
+//          wide one (the worker slept, waited for a task or for the interpreter in between, or
+//          launched onto an idle device) is one only if it contradicts the shortest: then its
+//          nearer bound. So tasks that have become shorter are found even when no launch is in
+//          time any more.
 // Messages A task that was launched behind a wait of the stream for a message has no known begin:
-//          its time bounds the mean from above alone. While it runs, the next choice is due a
-//          usual task before the earliest end, as if the message were there: never too late.
+//          its time is bounded from above alone. While it runs, the next choice is due a short
+//          task before the earliest end, as if the message were there: never too late.
 // Launches From the moment the worker was free to choose, or got the task if it had to wait for
 //          one, to the end of the launch. The next kind is not known before the choice, so
-//          the dearest of the step's counts. The first launch of a kind loads it and is left out.
-// Outliers Above kMostGrowth times the mean a sample counts as that much.
-// Margin   The next choice is due earlier by what the task and the launch usually deviate from
-//          their means, and by kAheadNs: then the launch is over a little before the end, which is
-//          seen when it happens, and not only bounded by the launch.
+//          the dearest of the step's counts.
+// Margin   kAheadNs: then the launch is over a little before the end, which is seen when it
+//          happens, and not only bounded by the launch.
 // Threads  the rank's worker only. Bound: two unfinished tasks. Cost: a look changes nothing
 //          unless a task has ended.
 // Lifetime over the steps of a rank with the same number of chunks.
 // Checked  tests/cpp/unit/launch_pacer_test.cc, tests/cpp/sim/launch_pacing.cc.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -35,7 +40,6 @@
 #include <vector>
 
 #include "arbiter/hint_order.hpp"
-#include "arbiter/task_times.hpp"
 
 namespace rrfp {
 
@@ -50,11 +54,11 @@ class LaunchPacer {
   static constexpr std::int64_t kNotBeforeAnEnd = std::numeric_limits<std::int64_t>::max();
   static constexpr std::int64_t kAheadNs = 20000;  // as long as a short sleep takes
   static constexpr std::int64_t kWidest = 8;  // a narrow interval is this much below its end
-  static constexpr std::int64_t kMostGrowth = 4;
+  static constexpr std::size_t kNumRecent = 16;
 
   explicit LaunchPacer(std::int32_t num_chunks);
 
-  std::int32_t num_chunks() const { return on_device_.num_chunks(); }
+  std::int32_t num_chunks() const { return num_chunks_; }
 
   // A step with these tasks. What the device was given before is none of it: it may be at work.
   void begin_step(const TaskTable& table, Lookahead lookahead);
@@ -87,15 +91,30 @@ class LaunchPacer {
     std::int64_t high_ns = kNotBeforeAnEnd;
   };
 
-  void ended(std::int64_t now_ns);
-  void learn_on_device(const Launch& task, std::int64_t low_ns, std::int64_t high_ns);
-  void learn_on_host(const Launch& task);
-  std::int64_t launch_ns() const;
-  std::int64_t next_choice_ns() const;
+  class Recent {
+   public:
+    void add(std::int64_t ns) { times_[num_++ % kNumRecent] = ns; }
+    std::int64_t shortest_ns() const;     // 0: none is known
+    std::int64_t longest_but_one_ns() const;  // 0: fewer than two are known
 
-  TaskTimes on_device_;
-  TaskTimes on_host_;
-  std::vector<bool> has_launched_;  // by kind and chunk: once at least
+   private:
+    std::array<std::int64_t, kNumRecent> times_{};
+    std::size_t num_ = 0;
+  };
+  struct Times {
+    Recent on_device, on_host;
+  };
+
+  Times& of(TaskKind kind, std::int32_t chunk) {
+    return times_[static_cast<std::size_t>(kind) * num_chunks_ + chunk];
+  }
+  void ended(std::int64_t now_ns);
+  static void learn(Recent& on_device, std::int64_t low_ns, std::int64_t high_ns);
+  std::int64_t launch_ns();
+  std::int64_t next_choice_ns();
+
+  const std::int32_t num_chunks_;
+  std::vector<Times> times_;                                // by kind and chunk
   std::vector<std::pair<TaskKind, std::int32_t>> classes_;  // of the step
   Lookahead lookahead_ = Lookahead::kJit;
   Launch claimed_;
