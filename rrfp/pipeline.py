@@ -247,7 +247,7 @@ def run_pipeline(
         transport: ``"auto"``; ``"local"`` (one process); ``"socket"`` (Unix sockets on a host, TCP
             between hosts) or ``"tcp"``; on GPUs ``"ipc"`` or ``"nccl"`` (auto: IPC if it can).
         lookahead: When a GPU's next task is chosen (on CPU: when it runs). ``"jit"``: just in time,
-            when the running one should end in as long as a launch takes, by what tasks and
+            when the running one may end in as long as a launch takes, by what tasks and
             launches took before (a fixed order chooses nothing: as ``"eager"``); ``"eager"``: as
             soon as the one before it runs; 1: when all others have ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
