@@ -27,6 +27,7 @@ void LaunchPacer::begin_step(const TaskTable& table, Lookahead lookahead) {
     classes_.emplace_back(table.kind_of_class(each), table.chunk_of_class(each));
   }
   lookahead_ = lookahead;
+  num_unclaimed_ = table.num_tasks();
   unfinished_.clear();
   last_end_ = {};
   last_look_ns_ = 0;
@@ -34,6 +35,7 @@ void LaunchPacer::begin_step(const TaskTable& table, Lookahead lookahead) {
 }
 
 void LaunchPacer::claimed(TaskKind kind, std::int32_t chunk, std::int64_t now_ns, bool waited) {
+  --num_unclaimed_;
   const bool was_free = !waited && last_look_ns_ > 0;
   claimed_ = {kind, chunk, was_free ? last_look_ns_ : now_ns};
 }
@@ -85,7 +87,7 @@ std::int64_t LaunchPacer::launch_ns() {
 std::int64_t LaunchPacer::next_choice_ns() {
   if (unfinished_.empty()) return 0;
   if (unfinished_.size() > 1 || lookahead_ == Lookahead::kNone) return kNotBeforeAnEnd;
-  if (lookahead_ == Lookahead::kEager) return 0;
+  if (lookahead_ == Lookahead::kEager || num_unclaimed_ <= 1) return 0;
   const Launch& running = unfinished_.front();
   const std::int64_t task_ns = of(running.kind, running.chunk).on_device.shortest_ns();
   const std::int64_t next_ns = launch_ns();

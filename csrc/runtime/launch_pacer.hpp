@@ -23,12 +23,15 @@
 // Launches From the moment the worker was free to choose, or got the task if it had to wait for
 //          one, to the end of the launch. The next kind is not known before the choice, so
 //          the dearest of the step's counts.
+// Last     Where no choice is left (one task or none is unclaimed) there is nothing to wait for:
+//          kJit is kEager, and what comes after the step may be launched behind its last task.
 // Margin   kAheadNs: then the launch is over a little before the end, which is seen when it
 //          happens, and not only bounded by the launch.
 // Threads  the rank's worker only. Bound: two unfinished tasks. Cost: a look changes nothing
 //          unless a task has ended.
 // Lifetime over the steps of a rank with the same number of chunks.
-// Checked  tests/cpp/unit/launch_pacer_test.cc, tests/cpp/sim/launch_pacing.cc.
+// Checked  tests/cpp/unit/launch_pacer_test.cc, launch_pacer_learning_test.cc,
+//          tests/cpp/sim/launch_pacing.cc.
 #pragma once
 
 #include <array>
@@ -94,7 +97,7 @@ class LaunchPacer {
   class Recent {
    public:
     void add(std::int64_t ns) { times_[num_++ % kNumRecent] = ns; }
-    std::int64_t shortest_ns() const;     // 0: none is known
+    std::int64_t shortest_ns() const;         // 0: none is known
     std::int64_t longest_but_one_ns() const;  // 0: fewer than two are known
 
    private:
@@ -117,6 +120,7 @@ class LaunchPacer {
   std::vector<Times> times_;                                // by kind and chunk
   std::vector<std::pair<TaskKind, std::int32_t>> classes_;  // of the step
   Lookahead lookahead_ = Lookahead::kJit;
+  std::int32_t num_unclaimed_ = 0;
   Launch claimed_;
   std::deque<Launch> unfinished_;  // oldest first
   Between last_end_;

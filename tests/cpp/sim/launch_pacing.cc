@@ -3,12 +3,12 @@
 //
 // The bound holds by induction. Launched at once, task n begins at max(launched, end before).
 // A choice just in time adds a wait until `due`, which is the end of the running task less its
-// launch, wrong by how far the task, the launch and the look are from their means. Begins and ends
-// are maxima and sums, so errors add up at the most: idle(jit) <= idle(eager) + their sum.
+// launch, wrong by how far the task, the launch and the look are from what was learnt. Begins and
+// ends are maxima and sums, so errors add up at the most: idle(jit) <= idle(eager) + their sum.
 //
-// Mutants of launch_pacer.cc that were seen to fail here: wide intervals teach nothing (tasks become
-// shorter, and the device waits for every launch), the end of a wide interval is a sample, the
-// cheapest launch counts, launches do not count at all, a task begins when its launch is over.
+// Mutants of launch_pacer.cc that were seen to fail here: wide intervals teach nothing (tasks get
+// shorter, and the device waits for every launch), the longest task or the cheapest launch counts,
+// a task begins when its launch is over, kEager is kJit.
 #include <algorithm>
 #include <cstdio>
 #include <random>
