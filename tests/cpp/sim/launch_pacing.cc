@@ -157,7 +157,9 @@ TEST_CASE(the_device_idles_no_longer_than_expectations_are_wrong) {
   CHECK(num_later > 10);
 }
 
-// How late is "just in time": no earlier than launches, margins and one look add up to.
+// How late is "just in time": no earlier than the launch to come, one that the device may have
+// waited for before it began, what tasks and launches vary, how wide a narrow interval is, and
+// looks add up to.
 TEST_CASE(choices_are_made_a_launch_before_the_end) {
   for (std::uint64_t i = 0; i < 60; ++i) {
     Draw draw(test::seed() + 1000 + i);
@@ -166,10 +168,19 @@ TEST_CASE(choices_are_made_a_launch_before_the_end) {
     const Outcome jit = run(work, Lookahead::kJit, draw);
     const auto longest_ns =
         setting.drift * static_cast<double>(std::max(setting.device_ns[0], setting.device_ns[1]));
-    const double most_ns = (1 + 3 * setting.launch_noise) *
+    const double most_ns = (2 + 3 * setting.launch_noise) *
                                static_cast<double>(setting.dearest_ns()) +
-                           3 * setting.device_noise * longest_ns + LaunchPacer::kAheadNs +
-                           2 * kLookNs;
+                           (2 * setting.device_noise + 1.0 / LaunchPacer::kWidest) * longest_ns +
+                           LaunchPacer::kAheadNs + 2 * kLookNs;
+    if (static_cast<double>(jit.lead_ns) > (kNumTasks - kJudgedFrom) * most_ns) {
+      std::printf("seed %llu: lead %.2f ms, at most %.2f; launches %.2f %.2f (%.2f), tasks %.2f "
+                  "%.2f (%.2f), drift %.1f\n",
+                  static_cast<unsigned long long>(test::seed() + 1000 + i),
+                  1e-6 * static_cast<double>(jit.lead_ns) / (kNumTasks - kJudgedFrom),
+                  1e-6 * most_ns, 1e-6 * setting.launch_ns[0], 1e-6 * setting.launch_ns[1],
+                  setting.launch_noise, 1e-6 * setting.device_ns[0], 1e-6 * setting.device_ns[1],
+                  setting.device_noise, setting.drift);
+    }
     CHECK(static_cast<double>(jit.lead_ns) <= (kNumTasks - kJudgedFrom) * most_ns);
   }
 }
