@@ -12,25 +12,21 @@ from rrfp import _C
 from rrfp.agreement import decide
 from rrfp.agreement_group import GroupSetUp, settle
 from rrfp.arguments import is_timeout
-from rrfp.device import Launcher, join_devices, place_on_gpus, stage_device
+from rrfp.device import Launcher, join_devices, stage_device
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
-from rrfp.layout import (
-    check_modules,
-    check_stages_complete,
-    check_transport,
-    make_layout,
-    stage_table,
-)
+from rrfp.layout import check_modules, check_transport, stage_table
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import StagesMoved
-from rrfp.rendezvous import Rendezvous, check_cards, master_host, membership
+from rrfp.process_layout import lay_out
+from rrfp.rendezvous import RanksParted, Rendezvous, master_host, membership
 from rrfp.report import of_loss_stages, step_result
-from rrfp.session import Session
+from rrfp.session import Session, open_sessions
+from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.step_guard import rows
-from rrfp.tied import check_holders, describe_holders, mark_copies, normalise_tied
+from rrfp.tied import describe_holders, mark_copies, normalise_tied
 from rrfp.tied_exchange import TiedExchange
 
 logger = logging.getLogger("rrfp")
@@ -87,8 +83,10 @@ def open_process_session(
         card["error"] = (type(error).__name__, str(error))
     cards = rendezvous.exchange(card)
     try:
-        layout, devices = _lay_out(cards, member, shape, transport)
+        layout, devices = lay_out(cards, member, shape, transport)
     except (ValueError, TypeError) as error:
+        if isinstance(error, RanksParted):
+            _close_pipelines_of(member.ranks)
         if agreement is not None:
             agreement.withdraw(error)
         raise error from cause
@@ -104,31 +102,11 @@ def open_process_session(
     )
 
 
-def _lay_out(cards, member, shape, transport):
-    """(layout, device of each stage or None) by all ranks' cards; every rank fails alike."""
-    check_cards(cards, shape)
-    stages_of_rank = [card["stages"] for card in cards]
-    check_stages_complete(stages_of_rank)
-    layout = make_layout(sum(map(len, stages_of_rank)), member.num_ranks, **shape)
-    _check_placement(stages_of_rank, layout)
-    devices = place_on_gpus(layout, {s: d for c in cards for s, d in c["devices"].items()})
-    _check_channel(transport, devices)
-    described = {h: facts for card in cards for h, facts in card["tied parameters"].items()}
-    check_holders(layout.tied, described, layout.num_stages)
-    return layout, devices
-
-
-def _check_channel(transport, devices):
-    if devices is None and transport in ("ipc", "nccl"):
-        raise ValueError(
-            f"transport is {transport!r}, which joins GPUs, but all stages are on the CPU; use "
-            "'auto', 'socket' or 'tcp'."
-        )
-    if devices is not None and transport in ("socket", "tcp"):
-        raise ValueError(
-            f"transport is {transport!r}, which carries CPU tensors, but the stages are on GPUs; "
-            "use 'auto', 'ipc' or 'nccl'."
-        )
+def _close_pipelines_of(ranks):
+    """On every rank alike: of those that parted, nobody knows which pipelines the others keep."""
+    for session in open_sessions():
+        if isinstance(session, ProcessSession) and session.ranks == ranks:
+            session.close("its ranks parted: one set up a pipeline while others were in a step")
 
 
 def _form_agreement(agreement, rendezvous, stages):
@@ -146,17 +124,6 @@ def _form_agreement(agreement, rendezvous, stages):
     return segment
 
 
-def _check_placement(stages_of_rank, layout):
-    owner = {stage: rank for rank, stages in enumerate(stages_of_rank) for stage in stages}
-    owners = [owner[stage] for stage in range(layout.num_stages)]
-    for rank, stages in enumerate(stages_of_rank):
-        if stages != layout.stages_of(rank):
-            raise ValueError(
-                f"rank {rank} has stages {stages}, but the placement puts stages "
-                f"{layout.stages_of(rank)} there; pass those, or placement={owners}."
-            )
-
-
 class ProcessSession(Session):
     """This process is one rank; the others are reached through sockets, and their GPUs through
     IPC or NCCL."""
@@ -166,6 +133,8 @@ class ProcessSession(Session):
         self.is_grouped = segment is not None
         self.waits = not self.is_grouped  # the other members know nothing of this rank's clock
         self.refusal = None  # the last error that all ranks agreed on
+        self.ranks = rendezvous.member.ranks
+        self._set_ups = SetUpWatch(rendezvous)
         token, run = rendezvous.token()
         try:
             control = _C.connect_control(
@@ -249,7 +218,7 @@ class ProcessSession(Session):
                 runtime.send_control(peer, body)
         else:
             runtime.send_control(0, pickle.dumps(view))
-            body = runtime.recv_control(0, int(1000 * (timeout_s + _ANSWER_GRACE_S)))
+            body = self._hear(0, timeout_s + _ANSWER_GRACE_S)
             if body is None:
                 self._give_up_on(0, timeout_s)
             answer = pickle.loads(body)
@@ -266,8 +235,7 @@ class ProcessSession(Session):
         end = time.monotonic() + timeout_s
         views = [view]
         for peer in range(1, self._runtime.num_ranks):
-            left_ms = max(1, int(1000 * (end - time.monotonic())))
-            body = self._runtime.recv_control(peer, left_ms)
+            body = self._hear(peer, end - time.monotonic())
             if body is None:
                 self._give_up_on(peer, timeout_s)
             views.append(pickle.loads(body))
@@ -281,6 +249,18 @@ class ProcessSession(Session):
             kinds = (kind for kind in _REFUSALS if isinstance(error, _REFUSALS[kind]))
             return next(kinds), str(error)
         return decision
+
+    def _hear(self, peer, timeout_s):
+        """A peer's word on the coming step; None when the time is over.
+
+        Raises:
+            RanksParted: A rank sets up another pipeline instead; the same on every rank.
+        """
+        try:
+            return self._set_ups.hear(self._runtime, peer, timeout_s, self._step)
+        except RanksParted:
+            _close_pipelines_of(self.ranks)
+            raise
 
     def _give_up_on(self, peer, timeout_s):
         """Ends the run everywhere because a rank did not enter the step."""

@@ -18,6 +18,7 @@ from rrfp import _C
 from rrfp.errors import PeerLostError, RankTimeoutError
 
 _POLL_S = 0.005
+_GIVEN_UP = "given up"  # a key: by a rank whose time was over
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,11 @@ class Rendezvous:
         # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
         # is not ahead of the others when they set up a pipeline.
         corner = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
+        self._counts = torch.distributed.PrefixStore(f"{corner}/set-ups of rank ", store)
         with self.store_reachable():
             # Counted in the store and not here: a process that takes a dead one's place has not
             # seen the set-ups before it.
-            generation = store.add(f"{corner}/set-ups of rank {member.rank}", 1)
+            generation = self._counts.add(str(member.rank), 1)
         self._num_exchanges = 0
         self.corner = f"{corner}/{generation}"
         self._store = torch.distributed.PrefixStore(self.corner, store)
@@ -95,6 +97,7 @@ class Rendezvous:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
                 self._store.set("token", token)
             self._store.set(f"{prefix}{member.rank}", pickle.dumps(card))
+            self._check_given_up()
             return [self._get(f"{prefix}{rank}", rank) for rank in range(member.num_ranks)]
 
     def publish(self, name, value):
@@ -121,6 +124,12 @@ class Rendezvous:
         with self.store_reachable():
             return self._get("token", 0)
 
+    def ranks_ahead(self):
+        """Ranks that have begun a set-up of these ranks which this rank has not begun yet."""
+        with self.store_reachable():
+            counts = [self._counts.add(str(rank), 0) for rank in range(self.member.num_ranks)]
+        return [rank for rank, count in enumerate(counts) if count > counts[self.member.rank]]
+
     def time_left_ms(self):
         return max(1, int(1000 * (self._end - time.monotonic())))
 
@@ -139,17 +148,34 @@ class Rendezvous:
     def _get(self, key, rank, watch=None):
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
         while not self._store.check([key]):
+            self._check_given_up()
             if time.monotonic() >= self._end:
-                raise RankTimeoutError(
+                text = (
                     f"rank {rank} (global rank {self.member.ranks[rank]}) did not join the "
                     f"pipeline within {self._timeout_s:g} s, seen from rank {self.member.rank}. "
-                    "Check that it runs and calls rrfp as often as the others.",
-                    rank=rank,
+                    "Check that it runs and calls rrfp as often as the others."
                 )
+                # Who comes later must not take this rank's card for that of one who still waits.
+                self._store.set(_GIVEN_UP, pickle.dumps((rank, text)))
+                raise RankTimeoutError(text, rank=rank)
             if watch is not None:
                 watch()
             time.sleep(_POLL_S)
         return pickle.loads(self._store.get(key))
+
+
+    def _check_given_up(self):
+        if self._store.check([_GIVEN_UP]):
+            rank, text = pickle.loads(self._store.get(_GIVEN_UP))
+            raise RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)
+
+
+class RanksParted(ValueError):
+    """Some ranks set up a pipeline while others wait for them in a step of an earlier one."""
+
+
+# By the name that travels.
+_REFUSALS = {"RanksParted": RanksParted, "TypeError": TypeError}
 
 
 def check_cards(cards, shape):
@@ -161,8 +187,7 @@ def check_cards(cards, shape):
     for rank, card in enumerate(cards):
         if card.get("error"):
             name, text = card["error"]
-            kind = TypeError if name == "TypeError" else ValueError
-            raise kind(f"rank {rank}: {text}")
+            raise _REFUSALS.get(name, ValueError)(f"rank {rank}: {text}")
     for name, words in (
         ("version", "versions of rrfp; install the same one everywhere"),
         *((name, f"values of {name}; pass the same one on every rank") for name in shape),

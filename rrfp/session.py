@@ -47,6 +47,11 @@ _forked_from_owner = False
 _MAX_PLANS = 16
 
 
+def open_sessions():
+    """Those of this process that are not closed."""
+    return list(_open_sessions)
+
+
 class Session:
     """What local and process sessions share: plans, stage steps, results, closing.
 
@@ -338,7 +343,7 @@ class LocalSession(Session):
 def dump_all():
     """What the ranks of every open pipeline of this process are doing, as a text."""
     texts = []
-    for session in list(_open_sessions):
+    for session in open_sessions():
         try:
             texts.append(session.dump(as_json=False))
         except Exception as error:  # being set up or closed; a report must not end the program
@@ -348,7 +353,7 @@ def dump_all():
 
 def close_all():
     """Close every session of this process, at its exit."""
-    for session in list(_open_sessions):
+    for session in open_sessions():
         try:
             session.close("the process ends")
         except Exception:
@@ -371,7 +376,7 @@ def check_not_forked():
 def _leave_to_parent():
     global _forked_from_owner
     _forked_from_owner = _forked_from_owner or bool(_open_sessions or _abandoned_sessions)
-    for session in list(_open_sessions):
+    for session in open_sessions():
         session.closed_because = "this process was forked from the one that owns it"
         _abandoned_sessions.append(session)
     _open_sessions.clear()

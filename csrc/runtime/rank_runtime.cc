@@ -368,7 +368,7 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
     const std::uint32_t ticket = wake_.prepare();
     // First: what the peer said before it went counts.
     if (auto body = mailbox_.take(peer)) {
-      if (is_tying) board_.set(Activity::kOutside, now());
+      if (!is_inside) board_.set(Activity::kOutside, now());  // until it waits again, or begins
       return body;
     }
     if (is_aborted()) return std::nullopt;

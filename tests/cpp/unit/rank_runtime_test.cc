@@ -161,6 +161,7 @@ TEST_CASE(control_keeps_its_order) {
   auto ranks = make_ranks(2);
   for (int i = 0; i < 20; ++i) ranks[0]->send_control(1, {std::byte(i)});
   for (int i = 0; i < 20; ++i) CHECK((*ranks[1]->recv_control(0, 100))[0] == std::byte(i));
+  CHECK(ranks[1]->views()[1].state.activity == Activity::kOutside);  // it waits for nothing
   CHECK(!ranks[1]->recv_control(0, 1).has_value() && ranks[1]->status().ok());
   CHECK_THROWS_WITH(ranks[0]->send_control(1, std::vector<std::byte>(kMaxMetadataBytes + 1)),
                     "1048577 bytes");

@@ -1,0 +1,67 @@
+"""Ranks that part: one sets up a pipeline while others wait for it in a step of an earlier one.
+
+``run_pipeline`` keeps a pipeline for the modules and arguments of a call. When one rank passes
+others, it alone begins a set-up, and each side would wait for the other until its time is over.
+"""
+
+import time
+
+from rrfp.errors import PeerLostError
+from rrfp.rendezvous import Rendezvous, check_cards
+
+# How often a waiting rank looks into the store, and for how long a rank must be ahead: set-ups
+# and steps of one process may also run in different threads, a moment apart from other ranks'.
+_LOOK_EVERY_S = 0.5
+_SURE_AFTER_S = 10.0
+_SURE_AFTER_SHARE = 0.25  # of the time-out, where that is less
+
+
+class SetUpWatch:
+    """Looks, while this rank waits before a step, whether a rank it waits for does something else.
+
+    ``rendezvous`` is the set-up of the pipeline that runs the step.
+    """
+
+    def __init__(self, rendezvous):
+        self._rendezvous = rendezvous
+
+    def hear(self, runtime, peer, timeout_s, step):
+        """A peer's control message; None when the time is over.
+
+        Blocks in the core, and wakes for an abort.
+
+        Raises:
+            RanksParted: The same on every rank, those that set up included.
+        """
+        now_s = time.monotonic()
+        end_s, together_s = now_s + timeout_s, now_s
+        sure_after_s = min(_SURE_AFTER_S, _SURE_AFTER_SHARE * timeout_s)
+        while True:
+            left_s = end_s - time.monotonic()
+            body = runtime.recv_control(peer, max(1, int(1000 * min(left_s, _LOOK_EVERY_S))))
+            now_s = time.monotonic()
+            if body is not None or now_s >= end_s:
+                return body
+            ahead = self._ranks_ahead()
+            if not ahead:
+                together_s = now_s
+            elif now_s - together_s >= sure_after_s:
+                self._part(ahead[0], end_s - now_s, step)
+
+    def _ranks_ahead(self):
+        try:
+            return self._rendezvous.ranks_ahead()
+        except PeerLostError:  # nobody's store: the peers themselves are watched in the core
+            return []
+
+    def _part(self, ahead, timeout_s, step):
+        """Take part in the set-up, to refuse it: so all ranks hear of it and stay in step."""
+        member = self._rendezvous.member
+        text = (
+            f"rank {ahead} sets up a pipeline while rank {member.rank} waits for it in step {step} "
+            f"of an earlier one. Rank {ahead} passed other modules or arguments than before "
+            "(stages, placement, edges, loss_stages, tied, num_ranks, group, transport), or built "
+            "a Pipeline; do so on every rank."
+        )
+        cards = Rendezvous(member, timeout_s).exchange({"error": ("RanksParted", text)})
+        check_cards(cards, ())
