@@ -24,3 +24,18 @@ def run_backward(roots, gradients):
         tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True,
         accumulate_grad=True,
     )
+
+
+def gradients_of(targets, roots, gradients):
+    """As ``torch.autograd.grad`` of the roots, for leaves or graph edges; None where unreached.
+
+    Raises:
+        What hooks, custom functions and torch's engine raise.
+    """
+    for root in roots:
+        if type(root) not in _PLAIN_ROOTS:
+            return torch.autograd.grad(roots, targets, gradients, allow_unused=True)
+    return _engine_run_backward(
+        tuple(roots), tuple(gradients), False, False, tuple(targets), allow_unreachable=True,
+        accumulate_grad=False,
+    )

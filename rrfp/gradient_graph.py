@@ -11,16 +11,17 @@ their fate.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
-from rrfp.products import product_at
+from rrfp.backward_graph import LEAF
+from rrfp.products import product_class
 
-_LEAF = "AccumulateGrad"
 # Twigs that save no tensors, so that nobody can have packed them.
 _PLAIN_TWIGS = frozenset(
-    (_LEAF, "TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0",
+    (LEAF, "TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0",
      "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0")
 )
 PACKED = "its saved tensors are packed (activation checkpointing or saved-tensor hooks)"
@@ -32,149 +33,155 @@ NO_PRODUCT = "no parameter is used by matrix products or convolutions alone"
 NO_PARAMETER = "it has no parameter that requires grad"
 
 
-@dataclass
-class Cut:
-    """How to run one graph in two halves.
+class PutOff(NamedTuple):
+    """A trunk node that computes some of its gradients in W.
 
     Attributes:
-        fused_because: Why it must run in one, else None; there are no products then.
-        products: The trunk nodes that are put off, each with its product and twig edges,
-            ``[(node, product, [edge index])]``.
+        place: Its own.
+        product: Its ``Product`` class.
+        indices: Its edges whose gradients those are.
+        groups: By such an edge, the number of the group that must reach its leaves together.
+        leaves: By such an edge, the place of the leaf that takes this gradient and no other, else
+            None.
+        transposed: By such an edge, whether that leaf takes the transpose.
+    """
+
+    place: int
+    product: type
+    indices: tuple
+    groups: tuple
+    leaves: tuple
+    transposed: tuple
+
+
+@dataclass
+class Cut:
+    """How to run graphs of one shape in two halves; nodes are named by their places.
+
+    It is sound for a graph of that shape while each put-off product can be read, no kept leaf has
+    a gradient hook, and ``packed`` is as it was.
+
+    Attributes:
+        fused_because: Why it must run in one, else None; nothing is put off then.
+        put_off: ``PutOff`` of each product that is.
         kept: Leaves whose gradients are computed with the input gradients and kept. Of a fused
             graph: all its leaves if they could be kept, else none.
-        group_of: By twig, the number of the group that must reach its leaves together.
+        packed: Whose saved tensors were looked at, by whom, and whether they were packed:
+            ``[(place, is_packed(node), answer)]``.
+        is_lasting: Whether it follows from the shape and what is said above alone.
     """
 
     fused_because: str | None = None
-    products: tuple = ()
+    put_off: tuple = ()
     kept: tuple = ()
-    group_of: dict | None = None
+    packed: tuple = ()
+    is_lasting: bool = True
+
+    def fits(self, nodes):
+        """Whether the cut is sound for these nodes, but for what reading the products shows."""
+        for place in self.kept:
+            if nodes[place].variable._backward_hooks:
+                return False
+        for place, is_packed, answer in self.packed:
+            if is_packed(nodes[place]) is not answer:
+                return False
+        return True
 
 
-class _Graph:
-    """Nodes reachable from the outputs; ``parents[child]`` lists (parent, edge index)."""
-
-    def __init__(self, starts):
-        self.parents = {start: [] for start in starts}
-        self.children = {}
-        stack = list(self.parents)
-        parents, children = self.parents, self.children
-        while stack:
-            node = stack.pop()
-            children[node] = edges = node.next_functions
-            for index, (child, _) in enumerate(edges):
-                if child is None:
-                    continue
-                if child not in parents:
-                    parents[child] = []
-                    stack.append(child)
-                parents[child].append((node, index))
-
-    def above(self, node):
-        """Every node on a path from the outputs to ``node``, itself included."""
-        found = {node}
-        stack = [node]
-        while stack:
-            for parent, _ in self.parents[stack.pop()]:
-                if parent not in found:
-                    found.add(parent)
-                    stack.append(parent)
-        return found
-
-
-def edge_node(tensor):
-    """The node that takes the gradient of a tensor."""
-    return tensor.grad_fn if tensor.grad_fn is not None else get_gradient_edge(tensor).node
-
-
-def find_cut(roots, anchor):
-    """The cut of the graph of ``roots``, or None when no root depends on ``anchor``.
+def find_cut(graph, anchor_place):
+    """The cut of a graph whose received inputs are behind ``anchor_place``.
 
     Reads the graph and changes nothing. Cost: a few microseconds per node.
     """
-    anchor_node = edge_node(anchor)
-    starts = [edge_node(root) for root in roots]
-    graph = _Graph(starts)
-    if anchor_node not in graph.parents:
-        return None
-    trunk = graph.above(anchor_node)
-    names = {type(node).__name__ for node in graph.parents}
+    names = set(graph.names)
     if any(name.startswith("Checkpoint") for name in names):
         return Cut(fused_because=REENTRANT)
     # A weight gradient added later would miss that reduction, without a sign.
     if any(name.startswith("RegisterPostBackwardFunction") for name in names):
         return Cut(fused_because=SHARDED)
-    twigs = _Twigs(graph, trunk, starts)
-    kept = tuple(node for node in twigs.kept if type(node).__name__ == _LEAF)
-    if any(node.variable._backward_hooks for node in kept):
-        return Cut(fused_because=HOOKED)
-    if not twigs.products:
-        if not kept:
-            return Cut(fused_because=NO_PARAMETER)
-        if twigs.is_packed or any(_is_packed(node) for node in trunk):
-            return Cut(fused_because=PACKED, kept=kept)
-        is_compiled = any(name.startswith("CompiledFunction") for name in names)
-        return Cut(fused_because=COMPILED if is_compiled else NO_PRODUCT, kept=kept)
-    return Cut(products=tuple(twigs.products), kept=kept, group_of=twigs.groups())
+    trunk = graph.above(anchor_place)
+    twigs = _Twigs(graph, trunk)
+    packed = tuple(twigs.packed)
+    kept = tuple(place for place in sorted(twigs.kept) if graph.names[place] == LEAF)
+    if any(graph.nodes[place].variable._backward_hooks for place in kept):
+        return Cut(fused_because=HOOKED, is_lasting=False)
+    if twigs.put_off:
+        return Cut(put_off=tuple(twigs.put_off), kept=kept, packed=packed)
+    if not kept:
+        return Cut(fused_because=NO_PARAMETER)
+    if any(answer for _, _, answer in packed):
+        return Cut(fused_because=PACKED, kept=kept, packed=packed)
+    because = NO_PRODUCT
+    if any(is_packed(graph.nodes[place]) for place in trunk):
+        because = PACKED
+    elif any(name.startswith("CompiledFunction") for name in names):
+        because = COMPILED
+    return Cut(fused_because=because, kept=kept, is_lasting=False)
 
 
 class _Twigs:
     """Which twigs are put off and which are kept."""
 
-    def __init__(self, graph, trunk, starts):
+    def __init__(self, graph, trunk):
         self.graph = graph
         self.trunk = trunk
-        self.is_packed = False
+        self.packed = []
         self.kept = set()
-        products = {}  # trunk node -> its product, None where it cannot be put off
-        unsound = [start for start in starts if start not in trunk]
-        for twig, parents in graph.parents.items():
+        self._products = {}  # place in the trunk -> class of its product, None if it has none
+        unsound = [place for place in range(graph.num_starts) if place not in trunk]
+        for twig, parents in enumerate(graph.parents):
             if twig in trunk:
                 continue
             num_cuts = 0
-            for node, index in parents:
-                if node not in trunk:
-                    continue
-                if node not in products:
-                    products[node] = self._product(node)
-                product = products[node]
-                num_cuts += 1
-                if product is None or not product.covers(index, twig):
-                    unsound.append(twig)
+            for place, index in parents:
+                if place in trunk:
+                    num_cuts += 1
+                    if not self._can_put_off(place, index, twig):
+                        unsound.append(twig)
             # The order in which three or more gradients are added would change.
             if 0 < num_cuts < len(parents) and len(parents) > 2:
                 unsound.append(twig)
-            if type(twig).__name__ not in _PLAIN_TWIGS and _is_packed(twig):
-                self.is_packed = True
+            if graph.names[twig] not in _PLAIN_TWIGS and self._is_packed(twig, is_packed):
                 unsound.append(twig)
-        self._keep(unsound, products)
-        self.products = []
-        for node, product in products.items():
-            if product is None:
-                continue
-            indices = [
-                index for index, (child, _) in enumerate(graph.children[node])
-                if child is not None and child not in trunk and child not in self.kept
-            ]
-            if indices:
-                self.products.append((node, product, indices))
+        self._keep(unsound)
+        group_of = self._groups()
+        self.put_off = []
+        for place, product in self._products.items():
+            indices = tuple(
+                index for index, twig in enumerate(graph.children[place]) if twig in group_of
+            )
+            if product is not None and indices:
+                twigs = [graph.children[place][index] for index in indices]
+                groups = tuple(group_of[twig] for twig in twigs)
+                leaves, transposed = zip(*map(self._sole_leaf, twigs))
+                self.put_off.append(PutOff(place, product, indices, groups, leaves, transposed))
 
-    def _product(self, node):
-        product = product_at(node)
-        if product is not None and product.is_packed:
-            self.is_packed = True
-            return None
-        return product
+    def _can_put_off(self, place, index, twig):
+        node = self.graph.nodes[place]
+        if place not in self._products:
+            product = product_class(node)
+            if product is not None and self._is_packed(place, product.is_packed):
+                product = None
+            self._products[place] = product
+        product = self._products[place]
+        if product is None or not product.can_reach(index, self.graph.nodes[twig]):
+            return False
+        return product.read(node, (index,)) is not None
+
+    def _is_packed(self, place, ask):
+        answer = ask(self.graph.nodes[place])
+        self.packed.append((place, ask, answer))
+        return answer
 
     def _neighbours(self, twig):
-        for child, _ in self.graph.children[twig]:
+        for child in self.graph.children[twig]:
             if child is not None:
                 yield child
         for parent, _ in self.graph.parents[twig]:
             if parent not in self.trunk:
                 yield parent
 
-    def _keep(self, unsound, products):
+    def _keep(self, unsound):
         """Keep the unsound twigs and all that hang together with them."""
         kept = self.kept
         while unsound:
@@ -183,17 +190,18 @@ class _Twigs:
                 continue
             kept.add(twig)
             unsound.extend(self._neighbours(twig))
-            for node, _ in self.graph.parents[twig]:
-                product = products.get(node)
+            for place, _ in self.graph.parents[twig]:
+                product = self._products.get(place)
                 if product is not None and product.is_joint:
                     unsound.extend(
-                        child for child, _ in self.graph.children[node]
+                        child for child in self.graph.children[place]
                         if child is not None and child not in self.trunk
                     )
 
-    def groups(self):
+    def _groups(self):
+        """By twig that is put off, the number of its group."""
         group_of = {}
-        for start in self.graph.parents:
+        for start in range(len(self.graph.nodes)):
             if start in self.trunk or start in self.kept or start in group_of:
                 continue
             number = len(group_of)
@@ -206,15 +214,29 @@ class _Twigs:
                         stack.append(other)
         return group_of
 
+    def _sole_leaf(self, twig):
+        """(the leaf that takes the gradient of this twig alone or None, if transposed)."""
+        graph = self.graph
+        leaf, is_transposed = twig, False
+        if graph.names[twig] == "TBackward0" and len(graph.parents[twig]) == 1:
+            leaf, is_transposed = graph.children[twig][0], True
+        if leaf is None or graph.names[leaf] != LEAF or len(graph.parents[leaf]) != 1:
+            return None, False
+        return leaf, is_transposed
 
-def _is_packed(node):
+
+def is_packed(node):
     """Whether somebody's hooks have packed a tensor that the node saved."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return any(saved.unpack_hook is not None for saved in node._raw_saved_tensors)
-    for name in dir(node):
-        if name.startswith("_raw_saved_"):
-            saved = getattr(node, name)
-            for one in saved if isinstance(saved, (tuple, list)) else (saved,):
-                if one.unpack_hook is not None:
-                    return True
+    for name in _raw_saved_names(type(node)):
+        saved = getattr(node, name)
+        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if one.unpack_hook is not None:
+                return True
     return False
+
+
+@cache
+def _raw_saved_names(kind):
+    return [name for name in dir(kind) if name.startswith("_raw_saved_")]

@@ -1,8 +1,8 @@
 """Matrix products and convolutions, whose gradients are products of their own.
 
 The autograd node of each computes only the gradients that are asked for. A ``Product`` computes
-one of the others later, with the same operations as torch's own backward, hence with the same
-bits. It needs what the node saved; ``read()`` takes that before the node runs and lets go of it.
+others later, with the same operations as torch's own backward, hence with the same bits. It needs
+what the node saved; ``read`` takes that before the node runs and lets go of it.
 """
 
 import torch
@@ -11,160 +11,175 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Product:
-    """One node of the backward graph.
+    """What the put-off gradients of one node need.
 
     Attributes:
-        is_packed: Somebody's hooks packed what it saved, so it can be read only once.
-        is_joint: Its gradients for parameters come out of one call.
+        tensors: Those that the node saved.
+        versions: Theirs when they were read.
     """
 
     saved_of_edge = ()  # by edge: the names of the saved tensors that its gradient needs
-    is_joint = False
+    is_joint = False  # whether its gradients for parameters come out of one call
 
-    def __init__(self, node):
-        self.node = node
-        saved = {name for names in self.saved_of_edge for name in names}
-        self.is_packed = any(
-            getattr(node, f"_raw_saved_{name}").unpack_hook is not None for name in saved
-        )
+    def __init_subclass__(cls):
+        names = dict.fromkeys(name for of_edge in cls.saved_of_edge for name in of_edge)
+        cls._raw_names = tuple(f"_raw_saved_{name}" for name in names)
 
-    def covers(self, index, twig):
-        """Whether the gradient of edge ``index`` to ``twig`` can be computed by this class."""
-        metadata = self.node._input_metadata[0]
-        if metadata.dtype.is_complex or metadata.is_nested_tensor:
-            return False
-        if not self.saved_of_edge[index] and not hasattr(twig, "_input_metadata"):
-            return False
-        if any(len(strides) != len(sizes) for sizes, strides in self.layouts_of(index)):
-            return False  # the operand itself is sparse
-        return all(
-            type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided
-            for tensor in self._saved(index)
-        )
+    @classmethod
+    def is_packed(cls, node):
+        """Whether somebody's hooks packed what the node saved, so it can be read only once."""
+        for name in cls._raw_names:
+            if getattr(node, name).unpack_hook is not None:
+                return True
+        return False
 
-    def layouts_of(self, index):
-        """(sizes, strides) of the operand that the edge leads to, if its gradient heeds them."""
-        return ()
+    @classmethod
+    def can_reach(cls, index, twig):
+        """Whether the gradient of edge ``index`` can be computed for such a twig."""
+        return bool(cls.saved_of_edge[index]) or hasattr(twig, "_input_metadata")
 
-    def _saved(self, index):
-        return [getattr(self.node, f"_saved_{name}") for name in self.saved_of_edge[index]]
+    @classmethod
+    def read(cls, node, indices):
+        """The ``Product`` of a node that is not packed, for the gradients of some of its edges.
 
-    def read(self, indices):
-        """Take from the node what the gradients of the edges need; the node is let go."""
-        self.saved = {index: self._saved(index) for index in indices}
-        self.shapes = {
-            index: self.node.next_functions[index] for index in indices
-            if not self.saved_of_edge[index]
-        }
-        self.shapes = {
-            index: twig._input_metadata[number].shape
-            for index, (twig, number) in self.shapes.items()
-        }
-        self.read_settings()
-        self.node = None
+        None where this class cannot compute them: complex, nested, sparse or other special
+        tensors.
+        """
+        self = cls()
+        self.indices = indices
+        self.tensors = tensors = []
+        self.shape = None
+        for index in indices:
+            names = cls.saved_of_edge[index]
+            if not names:
+                twig, number = node.next_functions[index]
+                self.shape = twig._input_metadata[number].shape
+            for name in names:
+                tensors.append(getattr(node, "_saved_" + name))
+        if not tensors:
+            metadata = node._input_metadata[0]
+            if metadata.dtype.is_complex or metadata.is_nested_tensor:
+                return None
+        for tensor in tensors:
+            if (
+                type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided
+                or tensor.is_nested or tensor.is_complex()
+            ):
+                return None
+        self.versions = [tensor._version for tensor in tensors]
+        return self if self.read_settings(node) else None
 
-    def read_settings(self):
-        """What else the gradients need: numbers that the node keeps."""
+    def read_settings(self, node):
+        """Take what else the gradients need. False if an operand is of no use (sparse)."""
+        return True
 
-    def gradients(self, gradient, indices):
-        """The gradients of the edges in this order, given the gradient of the output."""
-        return [self.gradient(gradient, index) for index in indices]
+    def gradients(self, gradient, transposed):
+        """Those of the edges, given that of the output; ``transposed`` says for each how."""
+        tensors = iter(self.tensors)
+        found = []
+        for index, is_transposed in zip(self.indices, transposed):
+            if self.saved_of_edge[index]:
+                value = self.of_operand(index, gradient, next(tensors), is_transposed)
+            else:
+                value = _sum_to(_scaled(gradient, self.beta), self.shape)
+                if is_transposed:
+                    value = value.t()
+            found.append(value)
+        return found
 
 
 def _scaled(gradient, factor):
     return gradient if factor == 1 else gradient * factor
 
 
+def _sum_to(gradient, shape):
+    """As ``sum_to_size``, which takes longer in the usual case."""
+    if len(shape) == 1 and gradient.shape[1:] == shape:
+        return gradient.sum(0)
+    return gradient.sum_to_size(shape)
+
+
 def _is_column_major(sizes, strides):
     return strides[0] == 1 and strides[1] == sizes[0]
 
 
-def _left(gradient, right, sizes, strides, factor):
-    """d(left @ right) for left, laid out as left is."""
-    if _is_column_major(sizes, strides):
-        return _scaled(right.mm(gradient.t()).t(), factor)
-    return _scaled(gradient.mm(right.t()), factor)
+class _MatrixProduct(Product):
+    """left @ right; the gradient of each is laid out as it is, and made by torch accordingly."""
+
+    operands = ()  # by edge: the name of the operand there, None for what is added
+    alpha = beta = 1
+
+    def read_settings(self, node):
+        self.layouts = []
+        for index in self.indices:
+            name = self.operands[index]
+            if name is not None:
+                sizes = getattr(node, f"_saved_{name}_sym_sizes")
+                strides = getattr(node, f"_saved_{name}_sym_strides")
+                if len(strides) != len(sizes):
+                    return False
+                self.layouts.append(_is_column_major(sizes, strides))
+        return True
+
+    def of_operand(self, index, gradient, other, is_transposed):
+        is_column_major = self.layouts[-1 if index == self.indices[-1] else 0]
+        if index == len(self.operands) - 2:  # the left one
+            if is_column_major:
+                value = other.mm(gradient.t())
+            else:
+                value = gradient.mm(other.t())
+        elif is_column_major:
+            value = gradient.t().mm(other)
+        else:
+            value = other.t().mm(gradient)
+        value = _scaled(value, self.alpha)
+        return value if is_column_major is is_transposed else value.t()
 
 
-def _right(gradient, left, sizes, strides, factor):
-    if _is_column_major(sizes, strides):
-        return _scaled(gradient.t().mm(left).t(), factor)
-    return _scaled(left.t().mm(gradient), factor)
-
-
-class _Addmm(Product):
+class _Addmm(_MatrixProduct):
     saved_of_edge = ((), ("mat2",), ("mat1",))
+    operands = (None, "mat1", "mat2")
 
-    def layouts_of(self, index):
-        node = self.node
-        if index == 0:
-            return ()
-        if index == 1:
-            return ((node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides),)
-        return ((node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),)
-
-    def read_settings(self):
-        self.alpha, self.beta = self.node._saved_alpha, self.node._saved_beta
-        self.layouts = [next(iter(self.layouts_of(index)), None) for index in range(3)]
-
-    def gradient(self, gradient, index):
-        if index == 0:
-            return _scaled(gradient, self.beta).sum_to_size(self.shapes[0])
-        side = _left if index == 1 else _right
-        return side(gradient, *self.saved[index], *self.layouts[index], self.alpha)
+    def read_settings(self, node):
+        self.alpha, self.beta = node._saved_alpha, node._saved_beta
+        return super().read_settings(node)
 
 
-class _Mm(Product):
+class _Mm(_MatrixProduct):
     saved_of_edge = (("mat2",), ("self",))
-
-    def layouts_of(self, index):
-        node = self.node
-        if index == 0:
-            return ((node._saved_self_sym_sizes, node._saved_self_sym_strides),)
-        return ((node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),)
-
-    def read_settings(self):
-        self.layouts = [self.layouts_of(index)[0] for index in range(2)]
-
-    def gradient(self, gradient, index):
-        side = (_left, _right)[index]
-        return side(gradient, *self.saved[index], *self.layouts[index], 1)
+    operands = ("self", "mat2")
 
 
-class _Bmm(Product):
-    saved_of_edge = (("mat2",), ("self",))
+class _BatchedProduct(Product):
+    alpha = beta = 1
 
-    def gradient(self, gradient, index):
-        (other,) = self.saved[index]
-        if index == 0:
-            return gradient.bmm(other.transpose(1, 2))
-        return other.transpose(1, 2).bmm(gradient)
-
-
-class _Baddbmm(Product):
-    saved_of_edge = ((), ("batch2",), ("batch1",))
-
-    def read_settings(self):
-        self.alpha, self.beta = self.node._saved_alpha, self.node._saved_beta
-
-    def gradient(self, gradient, index):
-        if index == 0:
-            return _scaled(gradient, self.beta).sum_to_size(self.shapes[0])
-        (other,) = self.saved[index]
-        if index == 1:
+    def of_operand(self, index, gradient, other, is_transposed):
+        if index == len(self.saved_of_edge) - 2:  # the left one
             return _scaled(gradient.bmm(other.transpose(1, 2)), self.alpha)
         return _scaled(other.transpose(1, 2).bmm(gradient), self.alpha)
+
+
+class _Bmm(_BatchedProduct):
+    saved_of_edge = (("mat2",), ("self",))
+
+
+class _Baddbmm(_BatchedProduct):
+    saved_of_edge = ((), ("batch2",), ("batch1",))
+
+    def read_settings(self, node):
+        self.alpha, self.beta = node._saved_alpha, node._saved_beta
+        return True
 
 
 class _Convolution(Product):
     saved_of_edge = (("weight",), ("input", "weight"), ("input", "weight"))
     is_joint = True
 
-    def covers(self, index, twig):
-        return index != 0 and super().covers(index, twig)
+    @classmethod
+    def can_reach(cls, index, twig):
+        return index != 0
 
-    def read_settings(self):
-        node = self.node
+    def read_settings(self, node):
         self.settings = (
             node._saved_bias_sym_sizes_opt,
             node._saved_stride,
@@ -174,14 +189,15 @@ class _Convolution(Product):
             node._saved_output_padding,
             node._saved_groups,
         )
+        return True
 
-    def gradients(self, gradient, indices):
-        activation, weight = self.saved[indices[0]]
-        wanted = [False, 1 in indices, 2 in indices]
+    def gradients(self, gradient, transposed):
+        activation, weight = self.tensors[:2]
+        wanted = [False, 1 in self.indices, 2 in self.indices]
         found = torch.ops.aten.convolution_backward(
             gradient, activation, weight, *self.settings, wanted
         )
-        return [found[index] for index in indices]
+        return [found[index] for index in self.indices]
 
 
 _PRODUCTS = {
@@ -193,7 +209,6 @@ _PRODUCTS = {
 }
 
 
-def product_at(node):
-    """The ``Product`` of an autograd node, or None when it is no such node."""
-    kind = _PRODUCTS.get(type(node).__name__)
-    return None if kind is None else kind(node)
+def product_class(node):
+    """The kind of ``Product`` of an autograd node, or None when it is no such node."""
+    return _PRODUCTS.get(type(node).__name__)

@@ -10,15 +10,32 @@ backward, W does nothing, and ``fused_because`` says why. Where no input takes a
 the other way round: nobody waits for I, so W is the whole.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch.autograd.graph import GradientEdge
 
-from rrfp.backward_pass import run_backward
-from rrfp.gradient_graph import NO_PARAMETER, edge_node, find_cut
+from rrfp.backward_pass import gradients_of, run_backward
+from rrfp.cut_memory import CutMemory
+from rrfp.gradient_graph import NO_PARAMETER, PutOff
+from rrfp.leaf_gradients import Additions
+from rrfp.products import Product
 from rrfp.storage import storage_address
 
 # W hands gradients to the parameters whenever it has computed this much.
 _BATCH_BYTES = 64 << 20
+
+
+class SplitMemory:
+    """What a stage knows of its backwards from one microbatch to the next.
+
+    ``watch`` is the ``HookWatch`` of the only thread that adds gradients to the stage's
+    parameters; None where other threads may add to the same.
+    """
+
+    def __init__(self, watch=None):
+        self.cuts = CutMemory()
+        self.watch = watch
 
 
 class WeightHalf:
@@ -51,82 +68,94 @@ class _Whole(WeightHalf):
         self._roots = self._gradients = ()
 
 
+class _Waiting(NamedTuple):
+    """A product that is put off, with all it needs."""
+
+    put_off: PutOff
+    product: Product
+    edges: tuple  # by twig, (node, number) where its gradient goes
+    leaves: tuple  # by twig, the leaf that takes its gradient alone, or None
+    gradient: torch.Tensor
+    version: int  # of the gradient when it was taken
+
+
 class _Pieces(WeightHalf):
     """The products put off, and the gradients that I has kept."""
 
-    def __init__(self, fused_because):
+    def __init__(self, fused_because, watch):
         super().__init__(fused_because)
-        self._waiting = []  # (product, edge indices, twig edges, group, gradient, versions)
-        self._kept = []  # (edge of the leaf, gradient)
+        self._watch = watch
+        self._waiting = []
+        self._kept = []  # (leaf, gradient)
 
-    def watch(self, node, product, indices, group_of):
+    def take_at(self, nodes, put_off, product):
         """Take the gradient of the node's output when I comes to it."""
-        edges = [GradientEdge(*node.next_functions[index]) for index in indices]
-        groups = [group_of[edge.node] for edge in edges]
-        product.read(indices)
+        node = nodes[put_off.place]
+        found = node.next_functions
+        edges = tuple([found[index] for index in put_off.indices])
+        leaves = tuple([None if place is None else nodes[place] for place in put_off.leaves])
 
         def take(gradients):
             gradient = gradients[0]
             if gradient is not None:
-                held = (gradient, *(t for tensors in product.saved.values() for t in tensors))
-                versions = [(tensor, tensor._version) for tensor in held]
-                self._waiting.append((product, indices, edges, groups, gradient, versions))
+                self._waiting.append(
+                    _Waiting(put_off, product, edges, leaves, gradient, gradient._version)
+                )
 
         node.register_prehook(take)
 
     def keep(self, leaf, gradient):
         if gradient is not None:
-            self._kept.append((GradientEdge(leaf, 0), gradient))
+            self._kept.append((leaf, gradient))
 
     def run(self):
-        last_use = {}
-        for place, (_, _, _, groups, _, _) in enumerate(self._waiting):
-            for group in groups:
-                last_use[group] = place
+        with torch.no_grad():
+            self._run()
+
+    def _run(self):
+        additions = Additions(self._watch)
+        last_use = {
+            group: place for place, waiting in enumerate(self._waiting)
+            for group in waiting.put_off.groups
+        }
         open_groups = {}  # group -> ([edge], [gradient]) until its last product is there
-        edges, gradients, num_bytes = [], [], 0
         self._waiting.reverse()
         for place in range(len(self._waiting)):
-            product, indices, twigs, groups, gradient, versions = self._waiting.pop()
-            _check_versions(versions)
-            found = product.gradients(gradient, indices)
-            del product, gradient, versions
-            for twig, group, value in zip(twigs, groups, found):
-                of_group = open_groups.setdefault(group, ([], []))
-                of_group[0].append(twig)
+            put_off, product, edges, leaves, gradient, version = self._waiting.pop()
+            _check_versions((gradient, *product.tensors), (version, *product.versions))
+            found = product.gradients(gradient, put_off.transposed)
+            del product, gradient
+            for number, (edge, leaf, value) in enumerate(zip(edges, leaves, found)):
+                if leaf is not None:
+                    additions.to_leaf(leaf, value, edge, put_off.transposed[number])
+                    continue
+                of_group = open_groups.setdefault(put_off.groups[number], ([], []))
+                of_group[0].append(GradientEdge(*edge))
                 of_group[1].append(value)
             del found, value
-            for group in dict.fromkeys(groups):
-                if last_use[group] == place:
-                    more_edges, more = open_groups.pop(group)
-                    edges += more_edges
-                    gradients += more
-                    num_bytes += sum(tensor.nbytes for tensor in more)
-                    del more
-            if num_bytes >= _BATCH_BYTES:
-                run_backward(edges, gradients)
-                edges, gradients, num_bytes = [], [], 0
-        for edge, gradient in self._kept:
-            edges.append(edge)
-            gradients.append(gradient)
+            for group in put_off.groups:
+                if last_use[group] == place and group in open_groups:
+                    additions.through_graph(*open_groups.pop(group))
+            if additions.num_bytes >= _BATCH_BYTES:
+                additions.run()
+        for leaf, gradient in self._kept:
+            additions.to_leaf(leaf, gradient, (leaf, 0), False)
         self._kept = []
-        if edges:
-            run_backward(edges, gradients)
-
+        additions.run()
     def shares_memory(self, tensor):
         address = storage_address(tensor)
-        return address != 0 and (
-            any(
-                storage_address(held) == address
-                for (_, _, _, _, _, versions) in self._waiting
-                for held, _ in versions
+        return address != 0 and any(
+            storage_address(held) == address
+            for held in (
+                *(held for waiting in self._waiting
+                  for held in (waiting.gradient, *waiting.product.tensors)),
+                *(kept for _, kept in self._kept),
             )
-            or any(storage_address(kept) == address for _, kept in self._kept)
         )
 
 
-def _check_versions(versions):
-    for tensor, version in versions:
+def _check_versions(tensors, versions):
+    for tensor, version in zip(tensors, versions):
         if tensor._version != version:
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} that the weight gradients need was "
@@ -136,7 +165,7 @@ def _check_versions(versions):
             )
 
 
-def run_input_half(roots, gradients, anchor, in_order=False):
+def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     """Run I and return the ``WeightHalf`` for W.
 
     Args:
@@ -144,6 +173,7 @@ def run_input_half(roots, gradients, anchor, in_order=False):
         gradients: One for each root, none of them None.
         anchor: The leaf behind the stage's received inputs; None when they take no gradient.
         in_order: No parameter gradient may be added before W, not even of a fused graph.
+        memory: The stage's ``SplitMemory``; None: nothing is known of it.
 
     Raises:
         RuntimeError: ``in_order``, and the graph can neither be split nor kept.
@@ -151,9 +181,11 @@ def run_input_half(roots, gradients, anchor, in_order=False):
     """
     if not roots:
         return WeightHalf()
-    cut = None if anchor is None else find_cut(roots, anchor)
-    if cut is None:
+    memory = memory or SplitMemory()
+    found = None if anchor is None else memory.cuts.cut(roots, anchor)
+    if found is None:
         return _Whole(roots, gradients)
+    nodes, cut, products = found
     if cut.fused_because is not None and not (in_order and cut.kept):
         if in_order and cut.fused_because != NO_PARAMETER:
             raise RuntimeError(
@@ -163,11 +195,18 @@ def run_input_half(roots, gradients, anchor, in_order=False):
             )
         run_backward(roots, gradients)
         return WeightHalf(cut.fused_because)
-    pieces = _Pieces(cut.fused_because)
-    for node, product, indices in cut.products:
-        pieces.watch(node, product, indices, cut.group_of)
-    targets = [GradientEdge(edge_node(anchor), 0)] + [GradientEdge(leaf, 0) for leaf in cut.kept]
-    found = torch.autograd.grad(roots, targets, gradients, allow_unused=True)
-    for leaf, gradient in zip(cut.kept, found[1:]):
+    watch = memory.watch
+    pieces = _Pieces(cut.fused_because, watch)
+    if watch is not None:
+        watch.look()
+    for put_off, product in zip(cut.put_off, products):
+        pieces.take_at(nodes, put_off, product)
+    if watch is not None:
+        watch.count_own()
+    kept = [nodes[place] for place in cut.kept]
+    targets = [anchor, *[GradientEdge(leaf, 0) for leaf in kept]]
+    del nodes, products, found  # no node lives longer for it than the engine needs
+    values = gradients_of(targets, roots, gradients)
+    for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)
     return pieces

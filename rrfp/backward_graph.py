@@ -1,0 +1,136 @@
+"""The graph behind the outputs of one forward, and its shape, which outlives it.
+
+Most microbatches of a stage have graphs of one shape: the same kinds of nodes, joined alike.
+``GraphShape`` knows that without a tensor or a node, and tells in one walk whether a new graph
+has it. Nodes are named by their *place*, their number in the order of that walk.
+"""
+
+import weakref
+
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
+
+LEAF = "AccumulateGrad"
+
+
+def edge_node(tensor):
+    """The node that takes the gradient of a tensor."""
+    return tensor.grad_fn if tensor.grad_fn is not None else get_gradient_edge(tensor).node
+
+
+def first_nodes(roots):
+    """The nodes where a walk begins, each once."""
+    return list(dict.fromkeys([edge_node(root) for root in roots]))
+
+
+class Graph:
+    """Nodes reachable from the roots, by place.
+
+    Attributes:
+        nodes: All of them; the roots' come first.
+        num_starts: How many these are.
+        names: By place, the name of the node's kind.
+        children: By place, where each edge leads; None where it leads nowhere.
+        parents: By place, ``[(place of the parent, its edge)]``.
+    """
+
+    def __init__(self, roots):
+        self.nodes = nodes = first_nodes(roots)
+        self.num_starts = len(nodes)
+        self.children = children = []
+        place_of = {node: place for place, node in enumerate(nodes)}
+        for node in nodes:  # grows meanwhile
+            places = []
+            for child, _ in node.next_functions:
+                place = None
+                if child is not None:
+                    place = place_of.setdefault(child, len(nodes))
+                    if place == len(nodes):
+                        nodes.append(child)
+                places.append(place)
+            children.append(places)
+        self.names = [type(node).__name__ for node in nodes]
+        self.parents = [[] for _ in nodes]
+        for parent, places in enumerate(children):
+            for index, place in enumerate(places):
+                if place is not None:
+                    self.parents[place].append((parent, index))
+
+    def place_of_leaf(self, tensor):
+        """Where the gradient of a leaf ends; None if it is not reached."""
+        for place, node in enumerate(self.nodes):
+            if self.names[place] == LEAF and node.variable is tensor:
+                return place
+        return None
+
+    def above(self, place):
+        """Every place on a path from the roots to this one, itself included."""
+        found = {place}
+        stack = [place]
+        while stack:
+            for parent, _ in self.parents[stack.pop()]:
+                if parent not in found:
+                    found.add(parent)
+                    stack.append(parent)
+        return found
+
+
+class GraphShape:
+    """Kinds of nodes and where their edges lead; holds neither nodes nor tensors."""
+
+    def __init__(self, graph):
+        self._num_starts = graph.num_starts
+        # By place: the kind of its node, the number of its edges, those that lead to new nodes.
+        self._steps = []
+        # By edge, in the order of the walk: where it leads; the number of nodes for nowhere.
+        self._targets = []
+        # Classes of custom functions may be made anew, and hold anything: [(place, weakly)].
+        self._functions = []
+        num_seen = graph.num_starts
+        for place, (node, places) in enumerate(zip(graph.nodes, graph.children)):
+            kind = type(node)
+            if issubclass(kind, BackwardCFunction):
+                self._functions.append((place, weakref.ref(kind)))
+                kind = None
+            new = []
+            for index, target in enumerate(places):
+                if target == num_seen:
+                    new.append(index)
+                    num_seen += 1
+                self._targets.append(len(graph.nodes) if target is None else target)
+            # A leaf has no edges, and need not be asked for them.
+            count = None if graph.names[place] == LEAF else len(places)
+            self._steps.append((kind, count, new))
+
+    def find(self, roots):
+        """The nodes of the roots' graph by place, or None when it has another shape.
+
+        Cost: about half a microsecond per node.
+        """
+        nodes = first_nodes(roots)
+        if len(nodes) != self._num_starts:
+            return None
+        edges = []
+        for node, (kind, count, new) in zip(nodes, self._steps):  # nodes grows meanwhile
+            # A custom function's class is compared below.
+            if type(node) is not kind and (kind is not None or node is None):
+                return None
+            if count is None:
+                continue
+            found = node.next_functions
+            if len(found) != count:
+                return None
+            edges += found
+            for index in new:
+                nodes.append(found[index][0])
+        for place, function in self._functions:
+            if type(nodes[place]) is not function():
+                return None
+        # What was new here must have been new there, and what was known must be the same.
+        if len(set(nodes)) != len(nodes):
+            return None
+        nodes.append(None)
+        if [child for child, _ in edges] != [nodes[target] for target in self._targets]:
+            return None
+        nodes.pop()
+        return nodes

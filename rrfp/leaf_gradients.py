@@ -1,0 +1,129 @@
+"""Adding gradients to parameters without a pass of autograd's engine.
+
+The engine takes several times as long per parameter as the addition itself. What it does besides
+is to run hooks, so gradients are added directly only where nothing but Python could have set
+one, and Python has not: every hook that Python sets takes a number from one counter
+(``RemovableHandle``), and while that stands still since a parameter was found without hooks, it
+has none.
+"""
+
+import torch
+from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
+
+from rrfp.backward_pass import run_backward
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class HookWatch:
+    """Which leaves of the graph surely have no hooks; for one thread.
+
+    Hooks that C++ sets on a leaf's node are not seen (``DistributedDataParallel`` sets some; as a
+    stage it is refused).
+    """
+
+    def __init__(self):
+        self._counted = RemovableHandle.next_id
+        self._free = set()  # ids of parameters; one that takes such an id over has no hooks either
+
+    def look(self):
+        """Forget what is known if a hook was set anywhere since the last look."""
+        if RemovableHandle.next_id != self._counted:
+            self._counted = RemovableHandle.next_id
+            self._free.clear()
+
+    def count_own(self):
+        """Hooks set since the last look are no leaf's."""
+        self._counted = RemovableHandle.next_id
+
+    def is_free(self, leaf, variable):
+        """Whether a leaf's node and its variable have no hooks. Needs a ``look()`` before."""
+        if id(variable) in self._free:
+            return True
+        if variable._backward_hooks or variable._post_accumulate_grad_hooks:
+            return False
+        # All hooks of a kind on one node share a dictionary, which a new handle shows.
+        for register in (leaf.register_prehook, leaf.register_hook):
+            handle = register(_no_hook)
+            hooks = handle.hooks_dict_ref()
+            handle.remove()
+            if hooks:
+                return False
+        self.count_own()
+        self._free.add(id(variable))
+        return True
+
+
+def _no_hook(*_):
+    """Is never called."""
+
+
+class Additions:
+    """Gradients on their way to the ``.grad`` of parameters.
+
+    With a ``HookWatch`` those that can be are added without the engine, all in one call; the
+    engine gets the others: with hooks, without a ``.grad`` yet, of special types, of another
+    dtype, device or shape.
+    """
+
+    def __init__(self, watch):
+        self._watch = watch
+        self._to_leaves = []  # (leaf, gradient, edge, whether it is transposed)
+        self._edges, self._gradients = [], []
+        self.num_bytes = 0  # of the gradients that wait
+
+    def to_leaf(self, leaf, gradient, edge, is_transposed):
+        """Of a leaf that nothing else adds to; through the graph its gradient comes by ``edge``,
+        and is the transpose of this one there if ``is_transposed``."""
+        self._to_leaves.append((leaf, gradient, edge, is_transposed))
+        self.num_bytes += gradient.nbytes
+
+    def through_graph(self, edges, gradients):
+        self._edges += edges
+        self._gradients += gradients
+        self.num_bytes += sum(gradient.nbytes for gradient in gradients)
+
+    def run(self):
+        """Add all that came since the last time. Needs ``no_grad``."""
+        rest = self._to_leaves
+        if self._watch is not None:
+            self._watch.look()
+            rest = self._add_directly()
+        for _, gradient, edge, is_transposed in rest:
+            self._edges.append(GradientEdge(*edge))
+            self._gradients.append(gradient.t() if is_transposed else gradient)
+        edges, gradients = self._edges, self._gradients
+        self._to_leaves, self._edges, self._gradients, self.num_bytes = [], [], [], 0
+        if edges:
+            run_backward(edges, gradients)
+
+    def _add_directly(self):
+        """Add what can be added without the engine; returns the rest."""
+        is_free = self._watch.is_free
+        rest, sums, values, memory = [], [], [], set()
+        for item in self._to_leaves:
+            leaf, gradient = item[:2]
+            variable = leaf.variable
+            total = variable.grad
+            if (
+                type(total) is torch.Tensor
+                and type(gradient) is torch.Tensor
+                and type(variable) in _PLAIN_TENSORS
+                and variable.requires_grad
+                and total.layout is torch.strided
+                and gradient.layout is torch.strided
+                and total.dtype is gradient.dtype
+                and total.shape == gradient.shape
+                and total.device == gradient.device
+                and total.data_ptr() not in memory  # the additions may run side by side
+                and is_free(leaf, variable)
+            ):
+                memory.add(total.data_ptr())
+                sums.append(total)
+                values.append(gradient)
+            else:
+                rest.append(item)
+        if sums:
+            torch._foreach_add_(sums, values)
+        return rest
