@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from rrfp.backward_graph import LEAF
-from rrfp.products import product_class
+from rrfp.products import Product, product_class
 
 # Twigs that save no tensors, so that nobody can have packed them.
 _PLAIN_TWIGS = frozenset(
@@ -38,17 +38,16 @@ class PutOff(NamedTuple):
 
     Attributes:
         place: Its own.
-        product: Its ``Product`` class.
-        indices: Its edges whose gradients those are.
-        groups: By such an edge, the number of the group that must reach its leaves together.
-        leaves: By such an edge, the place of the leaf that takes this gradient and no other, else
-            None.
-        transposed: By such an edge, whether that leaf takes the transpose.
+        product: The ``Product`` that computes them.
+        edges: The numbers of their edges in the order of the walk.
+        groups: Of each, the number of the group that must reach its leaves together.
+        leaves: Of each, the place of the leaf that takes this gradient and no other, else None.
+        transposed: Of each, whether that leaf takes the transpose.
     """
 
     place: int
-    product: type
-    indices: tuple
+    product: Product
+    edges: tuple
     groups: tuple
     leaves: tuple
     transposed: tuple
@@ -152,9 +151,15 @@ class _Twigs:
             )
             if product is not None and indices:
                 twigs = [graph.children[place][index] for index in indices]
-                groups = tuple(group_of[twig] for twig in twigs)
                 leaves, transposed = zip(*map(self._sole_leaf, twigs))
-                self.put_off.append(PutOff(place, product, indices, groups, leaves, transposed))
+                self.put_off.append(PutOff(
+                    place,
+                    product(indices),
+                    tuple(graph.first_edges[place] + index for index in indices),
+                    tuple(group_of[twig] for twig in twigs),
+                    leaves,
+                    transposed,
+                ))
 
     def _can_put_off(self, place, index, twig):
         node = self.graph.nodes[place]
@@ -166,7 +171,8 @@ class _Twigs:
         product = self._products[place]
         if product is None or not product.can_reach(index, self.graph.nodes[twig]):
             return False
-        return product.read(node, (index,)) is not None
+        edge = self.graph.edges[self.graph.first_edges[place] + index]
+        return product((index,)).read(node, (edge,)) is not None
 
     def _is_packed(self, place, ask):
         answer = ask(self.graph.nodes[place])

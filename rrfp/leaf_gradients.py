@@ -41,6 +41,8 @@ class HookWatch:
         """Whether a leaf's node and its variable have no hooks. Needs a ``look()`` before."""
         if id(variable) in self._free:
             return True
+        if type(variable) not in _PLAIN_TENSORS:
+            return False
         if variable._backward_hooks or variable._post_accumulate_grad_hooks:
             return False
         # All hooks of a kind on one node share a dictionary, which a new handle shows.
@@ -101,29 +103,29 @@ class Additions:
     def _add_directly(self):
         """Add what can be added without the engine; returns the rest."""
         is_free = self._watch.is_free
-        rest, sums, values, memory = [], [], [], set()
+        rest, sums, values = [], [], []
         for item in self._to_leaves:
-            leaf, gradient = item[:2]
+            leaf, gradient, _, _ = item
             variable = leaf.variable
             total = variable.grad
             if (
                 type(total) is torch.Tensor
                 and type(gradient) is torch.Tensor
-                and type(variable) in _PLAIN_TENSORS
-                and variable.requires_grad
+                and total.dtype is gradient.dtype
                 and total.layout is torch.strided
                 and gradient.layout is torch.strided
-                and total.dtype is gradient.dtype
                 and total.shape == gradient.shape
-                and total.device == gradient.device
-                and total.data_ptr() not in memory  # the additions may run side by side
+                and variable.requires_grad
                 and is_free(leaf, variable)
             ):
-                memory.add(total.data_ptr())
                 sums.append(total)
                 values.append(gradient)
             else:
                 rest.append(item)
-        if sums:
-            torch._foreach_add_(sums, values)
+        if len({total.data_ptr() for total in sums}) == len(sums):
+            if sums:
+                torch._foreach_add_(sums, values)
+        else:  # two share their memory, and the additions may run side by side
+            for total, gradient in zip(sums, values):
+                total.add_(gradient)
         return rest

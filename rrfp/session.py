@@ -27,10 +27,12 @@ from rrfp.device import (
 )
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
+from rrfp.leaf_gradients import HookWatch
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import moved_stages
 from rrfp.report import step_result
 from rrfp.settings import SETTINGS
+from rrfp.split_backward import SplitMemory
 from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
 from rrfp.step_guard import StepGuard, rows
@@ -74,6 +76,10 @@ class Session:
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
         self._traits = TraitsMemory()
         self._activations = ActivationMemory()
+        # Threads of one process may add to the same parameter; the engine has a lock for that.
+        alone = layout.num_ranks == 1 or not self.shares_process
+        watch = HookWatch() if alone else None
+        self._split_memories = {stage: SplitMemory(watch) for stage in range(layout.num_stages)}
         self._cost_watch = CostWatch(on_gpus=devices is not None)
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
@@ -194,6 +200,7 @@ class Session:
             deterministic=request.deterministic,
             in_order=request.deterministic and stage not in decision.input_in_order,
             held_bytes=held_bytes,
+            split_memory=self._split_memories[stage],
         )
 
     def _rank_step(self, runtime, modules, request, decision, modes, launcher=None):

@@ -10,16 +10,13 @@ backward, W does nothing, and ``fused_because`` says why. Where no input takes a
 the other way round: nobody waits for I, so W is the whole.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch.autograd.graph import GradientEdge
 
 from rrfp.backward_pass import gradients_of, run_backward
 from rrfp.cut_memory import CutMemory
-from rrfp.gradient_graph import NO_PARAMETER, PutOff
+from rrfp.gradient_graph import NO_PARAMETER
 from rrfp.leaf_gradients import Additions
-from rrfp.products import Product
 from rrfp.storage import storage_address
 
 # W hands gradients to the parameters whenever it has computed this much.
@@ -68,41 +65,27 @@ class _Whole(WeightHalf):
         self._roots = self._gradients = ()
 
 
-class _Waiting(NamedTuple):
-    """A product that is put off, with all it needs."""
-
-    put_off: PutOff
-    product: Product
-    edges: tuple  # by twig, (node, number) where its gradient goes
-    leaves: tuple  # by twig, the leaf that takes its gradient alone, or None
-    gradient: torch.Tensor
-    version: int  # of the gradient when it was taken
-
-
 class _Pieces(WeightHalf):
     """The products put off, and the gradients that I has kept."""
 
     def __init__(self, fused_because, watch):
         super().__init__(fused_because)
         self._watch = watch
+        # (PutOff, factors, edges, leaves, gradient, its version when it was taken)
         self._waiting = []
         self._kept = []  # (leaf, gradient)
 
-    def take_at(self, nodes, put_off, product):
-        """Take the gradient of the node's output when I comes to it."""
-        node = nodes[put_off.place]
-        found = node.next_functions
-        edges = tuple([found[index] for index in put_off.indices])
-        leaves = tuple([None if place is None else nodes[place] for place in put_off.leaves])
+    def take_at(self, nodes, put_off, factors, edges):
+        """Take the gradient of the product's output when I comes to its node."""
+        waiting = self._waiting
+        leaves = [None if place is None else nodes[place] for place in put_off.leaves]
 
         def take(gradients):
             gradient = gradients[0]
             if gradient is not None:
-                self._waiting.append(
-                    _Waiting(put_off, product, edges, leaves, gradient, gradient._version)
-                )
+                waiting.append((put_off, factors, edges, leaves, gradient, gradient._version))
 
-        node.register_prehook(take)
+        nodes[put_off.place].register_prehook(take)
 
     def keep(self, leaf, gradient):
         if gradient is not None:
@@ -115,40 +98,44 @@ class _Pieces(WeightHalf):
     def _run(self):
         additions = Additions(self._watch)
         last_use = {
-            group: place for place, waiting in enumerate(self._waiting)
-            for group in waiting.put_off.groups
+            group: place for place, (put_off, *_) in enumerate(self._waiting)
+            for group in put_off.groups
         }
         open_groups = {}  # group -> ([edge], [gradient]) until its last product is there
         self._waiting.reverse()
         for place in range(len(self._waiting)):
-            put_off, product, edges, leaves, gradient, version = self._waiting.pop()
-            _check_versions((gradient, *product.tensors), (version, *product.versions))
-            found = product.gradients(gradient, put_off.transposed)
-            del product, gradient
-            for number, (edge, leaf, value) in enumerate(zip(edges, leaves, found)):
+            put_off, factors, edges, leaves, gradient, version = self._waiting.pop()
+            _check_versions((gradient, *factors.tensors), (version, *factors.versions))
+            found = put_off.product.gradients(gradient, factors, put_off.transposed)
+            del factors, gradient
+            for leaf, value, edge, group, is_transposed in zip(
+                leaves, found, edges, put_off.groups, put_off.transposed
+            ):
                 if leaf is not None:
-                    additions.to_leaf(leaf, value, edge, put_off.transposed[number])
+                    additions.to_leaf(leaf, value, edge, is_transposed)
                     continue
-                of_group = open_groups.setdefault(put_off.groups[number], ([], []))
+                of_group = open_groups.setdefault(group, ([], []))
                 of_group[0].append(GradientEdge(*edge))
                 of_group[1].append(value)
             del found, value
-            for group in put_off.groups:
-                if last_use[group] == place and group in open_groups:
-                    additions.through_graph(*open_groups.pop(group))
+            if open_groups:
+                for group in put_off.groups:
+                    if last_use[group] == place and group in open_groups:
+                        additions.through_graph(*open_groups.pop(group))
             if additions.num_bytes >= _BATCH_BYTES:
                 additions.run()
         for leaf, gradient in self._kept:
             additions.to_leaf(leaf, gradient, (leaf, 0), False)
         self._kept = []
         additions.run()
+
     def shares_memory(self, tensor):
         address = storage_address(tensor)
         return address != 0 and any(
             storage_address(held) == address
             for held in (
-                *(held for waiting in self._waiting
-                  for held in (waiting.gradient, *waiting.product.tensors)),
+                *(held for _, factors, _, _, gradient, _ in self._waiting
+                  for held in (gradient, *factors.tensors)),
                 *(kept for _, kept in self._kept),
             )
         )
@@ -186,6 +173,7 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     if found is None:
         return _Whole(roots, gradients)
     nodes, cut, products = found
+    del found
     if cut.fused_because is not None and not (in_order and cut.kept):
         if in_order and cut.fused_because != NO_PARAMETER:
             raise RuntimeError(
@@ -199,13 +187,13 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     pieces = _Pieces(cut.fused_because, watch)
     if watch is not None:
         watch.look()
-    for put_off, product in zip(cut.put_off, products):
-        pieces.take_at(nodes, put_off, product)
+    for product in products:
+        pieces.take_at(nodes, *product)
     if watch is not None:
         watch.count_own()
     kept = [nodes[place] for place in cut.kept]
     targets = [anchor, *[GradientEdge(leaf, 0) for leaf in kept]]
-    del nodes, products, found  # no node lives longer for it than the engine needs
+    del nodes, products  # no node lives longer for it than the engine needs
     values = gradients_of(targets, roots, gradients)
     for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)

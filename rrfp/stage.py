@@ -56,7 +56,7 @@ class StageStep:
 
     def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
                  forward_only, return_outputs, device, deterministic=False, in_order=False,
-                 held_bytes=None):
+                 held_bytes=None, split_memory=None):
         self.stage = stage
         self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
@@ -70,6 +70,7 @@ class StageStep:
         self.fused_because = None  # why the last I was the whole backward, if one was
         self.has_split = False  # an I has left something for its W, or had nothing to leave
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
+        self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
         self.buffers = BufferWatch(module) if deterministic else None
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
@@ -133,7 +134,7 @@ class StageStep:
         """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
         roots, gradients, boxes = self._begin_backward(microbatch, parcels)
         anchor = self._anchor if any(box is not None for box in boxes) else None
-        half = run_input_half(roots, gradients, anchor, self.in_order)
+        half = run_input_half(roots, gradients, anchor, self.in_order, self.split_memory)
         del roots, gradients
         self._weight_halves[microbatch] = half
         if half.fused_because is None:
