@@ -6,11 +6,13 @@ has it. Nodes are named by their *place*, their number in the order of that walk
 """
 
 import weakref
+from operator import itemgetter
 
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 LEAF = "AccumulateGrad"
+_node_of = itemgetter(0)
 
 
 def edge_node(tensor):
@@ -87,8 +89,7 @@ class GraphShape:
         self._num_starts = graph.num_starts
         # By place: the kind of its node, the number of its edges, those that lead to new nodes.
         self._steps = []
-        # By edge, in the order of the walk: where it leads; the number of nodes for nowhere.
-        self._targets = []
+        targets = []  # by edge, in the order of the walk; the number of nodes for nowhere
         # Classes of custom functions may be made anew, and hold anything: [(place, weakly)].
         self._functions = []
         num_seen = graph.num_starts
@@ -102,10 +103,11 @@ class GraphShape:
                 if target == num_seen:
                     new.append(index)
                     num_seen += 1
-                self._targets.append(len(graph.nodes) if target is None else target)
+                targets.append(len(graph.nodes) if target is None else target)
             # A leaf has no edges, and need not be asked for them.
             count = None if graph.names[place] == LEAF else len(places)
             self._steps.append((kind, count, new))
+        self._targets_in = itemgetter(*targets, 0, 0)  # of at least two it makes a tuple
 
     def find(self, roots):
         """(nodes by place, edges) of the roots' graph, or None when it has another shape.
@@ -135,7 +137,7 @@ class GraphShape:
         if len(set(nodes)) != len(nodes):
             return None
         nodes.append(None)
-        if [child for child, _ in edges] != [nodes[target] for target in self._targets]:
+        if (*map(_node_of, edges), nodes[0], nodes[0]) != self._targets_in(nodes):
             return None
         nodes.pop()
         return nodes, edges

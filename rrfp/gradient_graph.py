@@ -65,8 +65,8 @@ class Cut:
         put_off: ``PutOff`` of each product that is.
         kept: Leaves whose gradients are computed with the input gradients and kept. Of a fused
             graph: all its leaves if they could be kept, else none.
-        packed: Whose saved tensors were looked at, by whom, and whether they were packed:
-            ``[(place, is_packed(node), answer)]``.
+        packed: Whose saved tensors were looked at, how, and whether they were packed:
+            ``[(place, is_packed(node), answer)]``. Reading a product looks at what it needs.
         is_lasting: Whether it follows from the shape and what is said above alone.
     """
 
@@ -105,6 +105,8 @@ def find_cut(graph, anchor_place):
     if any(graph.nodes[place].variable._backward_hooks for place in kept):
         return Cut(fused_because=HOOKED, is_lasting=False)
     if twigs.put_off:
+        read = {put_off.place for put_off in twigs.put_off if put_off.product.saved}
+        packed = tuple(item for item in packed if item[0] not in read)
         return Cut(put_off=tuple(twigs.put_off), kept=kept, packed=packed)
     if not kept:
         return Cut(fused_because=NO_PARAMETER)
@@ -124,7 +126,7 @@ class _Twigs:
     def __init__(self, graph, trunk):
         self.graph = graph
         self.trunk = trunk
-        self.packed = []
+        self.packed = []  # as of a Cut
         self.kept = set()
         self._products = {}  # place in the trunk -> class of its product, None if it has none
         unsound = [place for place in range(graph.num_starts) if place not in trunk]
@@ -154,7 +156,7 @@ class _Twigs:
                 leaves, transposed = zip(*map(self._sole_leaf, twigs))
                 self.put_off.append(PutOff(
                     place,
-                    product(indices),
+                    product(indices, graph.names[twigs[0]] == LEAF),
                     tuple(graph.first_edges[place] + index for index in indices),
                     tuple(group_of[twig] for twig in twigs),
                     leaves,

@@ -21,26 +21,31 @@ class HookWatch:
 
     Hooks that C++ sets on a leaf's node are not seen (``DistributedDataParallel`` sets some; as a
     stage it is refused).
+
+    Attributes:
+        free: The ids of parameters without hooks, as of the last ``look()``. One that takes such
+            an id over has none either.
     """
 
     def __init__(self):
         self._counted = RemovableHandle.next_id
-        self._free = set()  # ids of parameters; one that takes such an id over has no hooks either
+        self.free = set()
 
     def look(self):
         """Forget what is known if a hook was set anywhere since the last look."""
         if RemovableHandle.next_id != self._counted:
             self._counted = RemovableHandle.next_id
-            self._free.clear()
+            self.free.clear()
 
     def count_own(self):
         """Hooks set since the last look are no leaf's."""
         self._counted = RemovableHandle.next_id
 
     def is_free(self, leaf, variable):
-        """Whether a leaf's node and its variable have no hooks. Needs a ``look()`` before."""
-        if id(variable) in self._free:
-            return True
+        """Whether a leaf's node and its variable have no hooks, now; then it is ``free``.
+
+        Needs a ``look()`` before.
+        """
         if type(variable) not in _PLAIN_TENSORS:
             return False
         if variable._backward_hooks or variable._post_accumulate_grad_hooks:
@@ -53,7 +58,7 @@ class HookWatch:
             if hooks:
                 return False
         self.count_own()
-        self._free.add(id(variable))
+        self.free.add(id(variable))
         return True
 
 
@@ -102,7 +107,7 @@ class Additions:
 
     def _add_directly(self):
         """Add what can be added without the engine; returns the rest."""
-        is_free = self._watch.is_free
+        free = self._watch.free
         rest, sums, values = [], [], []
         for item in self._to_leaves:
             leaf, gradient, _, _ = item
@@ -112,20 +117,21 @@ class Additions:
                 type(total) is torch.Tensor
                 and type(gradient) is torch.Tensor
                 and total.dtype is gradient.dtype
-                and total.layout is torch.strided
-                and gradient.layout is torch.strided
+                and total.layout is gradient.layout is torch.strided
                 and total.shape == gradient.shape
                 and variable.requires_grad
-                and is_free(leaf, variable)
+                and (id(variable) in free or self._watch.is_free(leaf, variable))
             ):
                 sums.append(total)
                 values.append(gradient)
             else:
                 rest.append(item)
-        if len({total.data_ptr() for total in sums}) == len(sums):
-            if sums:
-                torch._foreach_add_(sums, values)
-        else:  # two share their memory, and the additions may run side by side
+        if not sums:
+            return rest
+        # On a GPU the additions run side by side.
+        if sums[0].is_cpu or len({total.data_ptr() for total in sums}) == len(sums):
+            torch._foreach_add_(sums, values)
+        else:
             for total, gradient in zip(sums, values):
                 total.add_(gradient)
         return rest

@@ -18,23 +18,46 @@ class Factors(NamedTuple):
     Attributes:
         tensors: Those that the node saved.
         versions: Theirs when they were read.
-        settings: Numbers, as the ``Product`` wants them.
+        numbers: As ``Product.number_names`` says.
+        are_column_major: By operand, whether it is laid out so.
+        added: The edge of what is added to the product, None if its gradient is not wanted.
     """
 
     tensors: list
     versions: list
-    settings: tuple
+    numbers: list
+    are_column_major: list
+    added: tuple | None
 
 
 class Product:
-    """How gradients of some edges are computed for any node of a kind; holds no tensor."""
+    """How gradients of some edges are computed for any node of a kind; holds no tensor.
+
+    Attributes:
+        indices: The edges, ascending.
+        is_leaf: Whether what is added to the product is a leaf.
+        saved: The attributes of the node that are read: ``[(raw, plain)]``.
+    """
 
     saved_of_edge = ()  # by edge: the names of the saved tensors that its gradient needs
+    number_names = ()  # what else the node saved that gradients need
+    operands = ()  # by edge: the name of an operand whose gradient is laid out as it is
     is_joint = False  # whether its gradients for parameters come out of one call
 
-    def __init__(self, indices):
+    def __init__(self, indices, is_leaf=False):
         self.indices = indices
-        self._saved = [f"_saved_{name}" for index in indices for name in self.saved_of_edge[index]]
+        self.is_leaf = is_leaf
+        self.has_added = not self.saved_of_edge[indices[0]]
+        self.saved = [(f"_raw_saved_{name}", f"_saved_{name}")
+                      for index in indices for name in self.saved_of_edge[index]]
+        self._numbers = [f"_saved_{name}" for name in self.number_names]
+        operands = [self.operands[index] for index in indices if index < len(self.operands)]
+        self._layouts = [(f"_saved_{name}_sym_sizes", f"_saved_{name}_sym_strides")
+                         for name in operands if name is not None]
+
+    def __init_subclass__(cls):
+        names = dict.fromkeys(name for of_edge in cls.saved_of_edge for name in of_edge)
+        cls._raw_names = tuple(f"_raw_saved_{name}" for name in names)
 
     @classmethod
     def is_packed(cls, node):
@@ -44,23 +67,21 @@ class Product:
                 return True
         return False
 
-    def __init_subclass__(cls):
-        names = dict.fromkeys(name for of_edge in cls.saved_of_edge for name in of_edge)
-        cls._raw_names = tuple(f"_raw_saved_{name}" for name in names)
-
     @classmethod
     def can_reach(cls, index, twig):
         """Whether the gradient of edge ``index`` can be computed for such a twig."""
         return bool(cls.saved_of_edge[index]) or hasattr(twig, "_input_metadata")
 
     def read(self, node, edges):
-        """The ``Factors`` of a node that is not packed, whose edges of ``indices`` these are.
+        """The ``Factors`` of a node whose edges of ``indices`` these are.
 
-        None where the gradients cannot be computed here: complex, nested, sparse or other special
-        tensors.
+        None where the gradients cannot be computed here: packed, complex, nested, sparse or other
+        special tensors.
         """
-        tensors = []
-        for name in self._saved:
+        tensors, versions, are_column_major = [], [], []
+        for raw_name, name in self.saved:
+            if getattr(node, raw_name).unpack_hook is not None:
+                return None
             tensor = getattr(node, name)
             if (
                 type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided
@@ -68,18 +89,19 @@ class Product:
             ):
                 return None
             tensors.append(tensor)
+            versions.append(tensor._version)
         if not tensors:
             metadata = node._input_metadata[0]
             if metadata.dtype.is_complex or metadata.is_nested_tensor:
                 return None
-        settings = self.settings(node, edges)
-        if settings is None:
-            return None
-        return Factors(tensors, [tensor._version for tensor in tensors], settings)
-
-    def settings(self, node, edges):
-        """What else the gradients need. None if an operand is of no use (sparse)."""
-        raise NotImplementedError
+        for sizes_name, strides_name in self._layouts:
+            sizes, strides = getattr(node, sizes_name), getattr(node, strides_name)
+            if len(strides) != len(sizes):
+                return None  # a sparse operand
+            are_column_major.append(strides[0] == 1 and strides[1] == sizes[0])
+        numbers = [getattr(node, name) for name in self._numbers]
+        added = edges[0] if self.has_added else None
+        return Factors(tensors, versions, numbers, are_column_major, added)
 
     def gradients(self, gradient, factors, transposed):
         """Those of the edges, given that of the output; ``transposed`` says for each how."""
@@ -88,14 +110,6 @@ class Product:
 
 def _scaled(gradient, factor):
     return gradient if factor == 1 else gradient * factor
-
-
-def _shape_behind(edge):
-    """Of the tensor whose gradient takes the edge."""
-    node, number = edge
-    # A leaf's is at hand.
-    variable = getattr(node, "variable", None)
-    return tuple(node._input_metadata[number].shape if variable is None else variable.shape)
 
 
 def _sum_to(gradient, shape):
@@ -108,66 +122,43 @@ def _sum_to(gradient, shape):
 class _Sum(Product):
     """alpha * left @ right, to which beta times something may be added."""
 
-    is_scaled = False  # whether there are alpha and beta
-
-    def settings(self, node, edges):
-        added = None
-        if not self.saved_of_edge[self.indices[0]]:
-            added = _shape_behind(edges[0])
-        if self.is_scaled:
-            return added, node._saved_alpha, node._saved_beta
-        return added, 1, 1
-
     def gradients(self, gradient, factors, transposed):
-        tensors, _, settings = factors
+        alpha, beta = factors.numbers or (1, 1)
         found = []
-        if settings[0] is not None:
-            value = _sum_to(_scaled(gradient, settings[2]), settings[0])
+        if self.has_added:
+            node, number = factors.added
+            if self.is_leaf:
+                shape = node.variable.shape
+            else:
+                shape = torch.Size(node._input_metadata[number].shape)
+            value = _sum_to(_scaled(gradient, beta), shape)
             found.append(value.t() if transposed[0] else value)
-        for number, tensor in enumerate(tensors):
-            place = len(found)
+        for number, tensor in enumerate(factors.tensors):
+            place = number + self.has_added
             is_left = self.indices[place] == len(self.saved_of_edge) - 2
-            value = self.of_operand(
-                gradient, tensor, is_left, transposed[place], number, settings
-            )
-            found.append(value)
+            found.append(self.of_operand(
+                gradient, tensor, alpha, is_left, factors.are_column_major[number:],
+                transposed[place],
+            ))
         return found
 
 
 class _MatrixProduct(_Sum):
-    """The gradient of each operand is laid out as it is, and made by torch accordingly."""
-
-    operands = ()  # by edge: the name of the operand there, None for what is added
-
-    def __init__(self, indices):
-        super().__init__(indices)
-        names = [self.operands[index] for index in indices if self.operands[index] is not None]
-        self._layouts = [(f"_saved_{name}_sym_sizes", f"_saved_{name}_sym_strides")
-                         for name in names]
-
-    def settings(self, node, edges):
-        found = super().settings(node, edges)
-        for sizes, strides in self._layouts:
-            sizes, strides = getattr(node, sizes), getattr(node, strides)
-            if len(strides) != len(sizes):
-                return None
-            found += (strides[0] == 1 and strides[1] == sizes[0],)
-        return found
-
-    def of_operand(self, gradient, other, is_left, is_transposed, number, settings):
-        is_column_major = settings[3 + number]
+    def of_operand(self, gradient, other, alpha, is_left, are_column_major, is_transposed):
+        """Laid out as the operand is, like torch's own."""
+        is_column_major = are_column_major[0]
         if is_left:
             value = other.mm(gradient.t()) if is_column_major else gradient.mm(other.t())
         else:
             value = gradient.t().mm(other) if is_column_major else other.t().mm(gradient)
-        value = _scaled(value, settings[1])
+        value = _scaled(value, alpha)
         return value if is_column_major is is_transposed else value.t()
 
 
 class _Addmm(_MatrixProduct):
     saved_of_edge = ((), ("mat2",), ("mat1",))
+    number_names = ("alpha", "beta")
     operands = (None, "mat1", "mat2")
-    is_scaled = True
 
 
 class _Mm(_MatrixProduct):
@@ -176,10 +167,10 @@ class _Mm(_MatrixProduct):
 
 
 class _BatchedProduct(_Sum):
-    def of_operand(self, gradient, other, is_left, is_transposed, number, settings):
+    def of_operand(self, gradient, other, alpha, is_left, are_column_major, is_transposed):
         if is_left:
-            return _scaled(gradient.bmm(other.transpose(1, 2)), settings[1])
-        return _scaled(other.transpose(1, 2).bmm(gradient), settings[1])
+            return _scaled(gradient.bmm(other.transpose(1, 2)), alpha)
+        return _scaled(other.transpose(1, 2).bmm(gradient), alpha)
 
 
 class _Bmm(_BatchedProduct):
@@ -188,33 +179,24 @@ class _Bmm(_BatchedProduct):
 
 class _Baddbmm(_BatchedProduct):
     saved_of_edge = ((), ("batch2",), ("batch1",))
-    is_scaled = True
+    number_names = ("alpha", "beta")
 
 
 class _Convolution(Product):
     saved_of_edge = (("weight",), ("input", "weight"), ("input", "weight"))
+    number_names = ("bias_sym_sizes_opt", "stride", "padding", "dilation", "transposed",
+                    "output_padding", "groups")
     is_joint = True
 
     @classmethod
     def can_reach(cls, index, twig):
         return index != 0
 
-    def settings(self, node, edges):
-        return (
-            node._saved_bias_sym_sizes_opt,
-            node._saved_stride,
-            node._saved_padding,
-            node._saved_dilation,
-            node._saved_transposed,
-            node._saved_output_padding,
-            node._saved_groups,
-        )
-
     def gradients(self, gradient, factors, transposed):
         activation, weight = factors.tensors[:2]
         wanted = [False, 1 in self.indices, 2 in self.indices]
         found = torch.ops.aten.convolution_backward(
-            gradient, activation, weight, *factors.settings, wanted
+            gradient, activation, weight, *factors.numbers, wanted
         )
         return [found[index].t() if is_transposed else found[index]
                 for index, is_transposed in zip(self.indices, transposed)]

@@ -105,9 +105,11 @@ class _Pieces(WeightHalf):
         self._waiting.reverse()
         for place in range(len(self._waiting)):
             put_off, factors, edges, leaves, gradient, version = self._waiting.pop()
-            _check_versions((gradient, *factors.tensors), (version, *factors.versions))
+            _check_version(gradient, version)
+            for tensor, version in zip(factors.tensors, factors.versions):
+                _check_version(tensor, version)
             found = put_off.product.gradients(gradient, factors, put_off.transposed)
-            del factors, gradient
+            tensor = factors = gradient = None
             for leaf, value, edge, group, is_transposed in zip(
                 leaves, found, edges, put_off.groups, put_off.transposed
             ):
@@ -141,15 +143,14 @@ class _Pieces(WeightHalf):
         )
 
 
-def _check_versions(tensors, versions):
-    for tensor, version in zip(tensors, versions):
-        if tensor._version != version:
-            raise RuntimeError(
-                f"a tensor of shape {tuple(tensor.shape)} that the weight gradients need was "
-                f"changed in place between the input gradient and the weight gradient (version "
-                f"{tensor._version}, expected {version}). Do not change saved tensors or "
-                "gradients in place, or pass split_backward=False."
-            )
+def _check_version(tensor, version):
+    if tensor._version != version:
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} that the weight gradients need was "
+            f"changed in place between the input gradient and the weight gradient (version "
+            f"{tensor._version}, expected {version}). Do not change saved tensors or "
+            "gradients in place, or pass split_backward=False."
+        )
 
 
 def run_input_half(roots, gradients, anchor, in_order=False, memory=None):

@@ -1,0 +1,296 @@
+"""A cut kept from an earlier microbatch is used only where a fresh look would find the same.
+
+Stages change between microbatches in every way that a cut rests on. The last test weakens each
+check of ``CutMemory`` in turn: the first test must notice.
+"""
+
+import gc
+import inspect
+import random
+import textwrap
+import types
+
+import pytest
+import torch
+from split_modules import WIDTH, Counted, RandomStage, WeightOnly
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rrfp import backward_graph, cut_memory, gradient_graph, products
+from rrfp.cut_memory import CutMemory
+from rrfp.leaf_gradients import HookWatch
+from rrfp.split_backward import SplitMemory, run_input_half
+
+SEEDS = 150
+CHANGES = 6
+
+
+def _alias(stage, rng):
+    """Two operations share a parameter from now on."""
+    shape = rng.choice([(WIDTH, WIDTH), (WIDTH,)])
+    places = [i for i, parameter in enumerate(stage.own) if parameter.shape == shape]
+    one, other = rng.choice(places), rng.choice(places)
+    stage.own[one] = stage.own[other]
+
+
+def _freeze(stage, rng):
+    parameter = rng.choice(list(stage.parameters()))
+    parameter.requires_grad_(not parameter.requires_grad)
+
+
+def _hook(stage, rng):
+    parameter = rng.choice([p for p in stage.parameters() if p.requires_grad] or [None])
+    if parameter is not None:
+        parameter.register_hook(lambda gradient: None)
+
+
+def _unhook(stage, rng):
+    for parameter in stage.parameters():
+        if parameter._backward_hooks:
+            parameter._backward_hooks.clear()
+
+
+def _checkpoint(stage, rng):
+    place = rng.randrange(len(stage.plan))
+    name, taken, mode = stage.plan[place]
+    stage.plan[place] = (name, taken, "plain" if mode != "plain" else "checkpoint")
+
+
+def _pack(stage, rng):
+    stage.packs = not stage.packs
+
+
+def _swap(stage, rng):
+    one, other = rng.randrange(len(stage.plan)), rng.randrange(len(stage.plan))
+    stage.plan[one], stage.plan[other] = stage.plan[other], stage.plan[one]
+
+
+def _output(stage, rng):
+    stage.num_outputs = rng.randint(1, 3)
+
+
+_CHANGES = (_alias, _alias, _freeze, _hook, _unhook, _checkpoint, _pack, _swap, _output)
+
+
+def _entered(anchor, tensor):
+    return tensor + 0 * anchor
+
+
+def _forward(stage, anchor, rng):
+    x = torch.randn(rng.choice((6, 7)), WIDTH, dtype=torch.float64)
+    if not stage.packs:
+        return stage(_entered(anchor, x))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return stage(_entered(anchor, x))
+
+
+def _described(graph):
+    if graph is None:
+        return None
+    cut = graph.cut
+    put_off = [(p.place, type(p.product), p.product.indices, p.product.is_leaf, *p[2:])
+               for p in cut.put_off]
+    return cut.fused_because, sorted(put_off), cut.kept
+
+
+def _num_wrong(seeds):
+    """How often what the memory says differs from a fresh look; how often it remembered."""
+    num_wrong = num_remembered = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        stage = RandomStage(seed)
+        stage.packs = False
+        memory, anchor = CutMemory(), torch.zeros((), requires_grad=True)
+        for _ in range(CHANGES):
+            roots = [o for o in _forward(stage, anchor, rng) if o.requires_grad]
+            fresh = _described(CutMemory().cut(roots, anchor))
+            before = [id(cut) for *_, cut in memory._known]
+            try:
+                found = memory.cut(roots, anchor)
+                num_wrong += _described(found) != fresh
+                num_remembered += found is not None and id(found.cut) in before
+            except (AttributeError, IndexError, TypeError):
+                num_wrong += 1
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                rng.choice(_CHANGES)(stage, rng)
+            if rng.random() < 0.1:
+                anchor = torch.zeros((), requires_grad=True)
+    return num_wrong, num_remembered
+
+
+def test_what_is_remembered_is_what_a_fresh_look_finds():
+    num_wrong, num_remembered = _num_wrong(range(SEEDS))
+    assert num_wrong == 0
+    assert num_remembered >= SEEDS
+
+
+def _weakened(function, module, old, new):
+    """The function with a part of its source replaced."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, f"the source has changed: {old}"
+    scope = dict(vars(module))
+    exec(compile(source.replace(old, new), module.__file__, "exec"), scope)
+    made = scope[function.__name__]
+    return made if isinstance(made, types.FunctionType) else made.__func__
+
+
+_SHAPE = backward_graph.GraphShape
+_WEAKENED = {
+    "kinds": (_SHAPE, "find", backward_graph, "if type(node) is not kind and", "if False and"),
+    "number of edges": (_SHAPE, "find", backward_graph, "if len(found) != count:", "if False:"),
+    "known nodes": (_SHAPE, "find", backward_graph,
+                    "if (*map(_node_of, edges), nodes[0], nodes[0]) != self._targets_in(nodes):",
+                    "if False:"),
+    "new nodes": (_SHAPE, "find", backward_graph, "if len(set(nodes)) != len(nodes):", "if False:"),
+    "number of outputs": (_SHAPE, "find", backward_graph,
+                          "if len(nodes) != self._num_starts:", "if False:"),
+    "hooks": (gradient_graph.Cut, "fits", gradient_graph,
+              "if nodes[place].variable._backward_hooks:", "if False:"),
+    "packed twigs": (gradient_graph.Cut, "fits", gradient_graph,
+                     "if is_packed(nodes[place]) is not answer:", "if False:"),
+    "packed factors": (products.Product, "read", products,
+                       "if getattr(node, raw_name).unpack_hook is not None:", "if False:"),
+    "anchor": (CutMemory, "cut", cut_memory,
+               "if found is None or found[0][anchor_place].variable is not anchor:",
+               "if found is None:"),
+}
+
+
+@pytest.mark.parametrize("check", _WEAKENED)
+def test_each_check_is_missed(check, monkeypatch):
+    owner, name, module, old, new = _WEAKENED[check]
+    monkeypatch.setattr(owner, name, _weakened(getattr(owner, name), module, old, new))
+    assert any(_num_wrong(range(first, first + 10))[0] for first in range(0, SEEDS, 10))
+
+
+class _Plain(torch.autograd.Function):
+    """Has the edges that a reentrant checkpoint of one tensor has."""
+
+    @staticmethod
+    def forward(ctx, function, preserve, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, None, gradient * 2
+
+
+def _gradients(memory, modules):
+    """Parameter gradients of a microbatch for each module, through one memory and plain."""
+    found = []
+    for module in modules:
+        parameters = list(module.parameters.values())
+        x = torch.randn(4, WIDTH, dtype=torch.float64)
+        module(x.clone().requires_grad_()).square().sum().backward()
+        plain = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
+        loss = module(_entered(anchor, x)).square().sum()
+        half = run_input_half([loss], [torch.ones_like(loss)], anchor, memory=memory)
+        half.run()
+        for parameter, want in zip(parameters, plain):
+            assert (parameter.grad is None) == (want is None)
+            if want is not None:
+                assert torch.allclose(parameter.grad, want, rtol=1e-10, atol=1e-10)
+            parameter.grad = None
+        found.append(half.fused_because)
+    return found
+
+
+class _Way:
+    """A function with parameters a, b, c (matrices) and s (a vector)."""
+
+    def __init__(self, function):
+        torch.manual_seed(1)
+        self.parameters = {
+            name: nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.float64)) for name in "abc"
+        }
+        self.parameters["s"] = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x, **self.parameters)
+
+
+_PAIRS = {
+    "another kind": (lambda x, a, b, c, s: F.linear(x, a, s),
+                     lambda x, a, b, c, s: torch.addcmul(s, x, a.t()[:4])),
+    "shared or not": (lambda x, a, b, c, s: F.linear(x, a) @ b * c[:4],
+                      lambda x, a, b, c, s: F.linear(x, a) @ b * b[:4]),
+    "one more edge": (lambda x, a, b, c, s: torch.cat([F.linear(x, a), F.linear(x, b)]),
+                      lambda x, a, b, c, s: torch.cat([F.linear(x, a), F.linear(x, b), c])),
+    "a branch left out": (lambda x, a, b, c, s: F.linear(x, a, s) + F.linear(x, b),
+                          lambda x, a, b, c, s: F.linear(x, a, s) + x),
+    "a custom function": (lambda x, a, b, c, s: F.linear(_Plain.apply(None, True, x), a),
+                          lambda x, a, b, c, s: F.linear(
+                              checkpoint(lambda y: F.linear(y, b), x, use_reentrant=True), a)),
+    "a custom twig": (lambda x, a, b, c, s: F.linear(x, WeightOnly.apply(a)) * s,
+                      lambda x, a, b, c, s: F.linear(x, a.sin()) * s),
+    "both paths": (lambda x, a, b, c, s: F.linear(x, a) + (F.linear(x, b, s) * s),
+                   lambda x, a, b, c, s: F.linear(x, a) + (F.linear(x, b, s) * c[0])),
+    "one function, other operand": (lambda x, a, b, c, s: F.linear(Counted.apply(x, s), a),
+                                    lambda x, a, b, c, s: F.linear(Counted.apply(x, c[0]), a)),
+}
+
+
+@pytest.mark.parametrize("pair", _PAIRS)
+def test_ways_through_a_stage_alternate(pair):
+    ways = [_Way(function) for function in _PAIRS[pair]]
+    for first, second in (ways, ways[::-1]):
+        memory = SplitMemory(HookWatch())
+        found = _gradients(memory, [first, second, first, second, second])
+        alone = [_gradients(SplitMemory(), [way])[0] for way in (first, second)]
+        assert found == [alone[0], alone[1], alone[0], alone[1], alone[1]]
+        assert len(memory.cuts._known) == 2
+
+
+def test_more_shapes_than_are_kept():
+    memory = SplitMemory()
+    ways = [_Way(lambda x, a, b, c, s, n=n: F.linear(sum([x] * n, x), a)) for n in range(6)]
+    _gradients(memory, ways * 2)
+    assert len(memory.cuts._known) == cut_memory._MAX_SHAPES
+
+
+def test_tensors_packed_in_the_third_microbatch_are_unpacked_once():
+    linear = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    memory, counts = SplitMemory(), {"packed": 0, "unpacked": 0}
+
+    def tally(what):
+        def hook(tensor):
+            counts[what] += 1
+            return tensor
+        return hook
+
+    found = []
+    for microbatch in range(4):
+        anchor = torch.zeros((), requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(tally("packed"), tally("unpacked")) \
+                if microbatch == 2 else torch.enable_grad():
+            output = linear(_entered(anchor, torch.randn(4, WIDTH)))
+        half = run_input_half([output], [torch.ones_like(output)], anchor, memory=memory)
+        half.run()
+        found.append(half.fused_because)
+    assert found == [None, None, gradient_graph.PACKED, None]
+    assert counts["packed"] == counts["unpacked"] > 0
+
+
+def test_nothing_stays_alive_but_numbers_and_types():
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    memory = SplitMemory(HookWatch())
+    for _ in range(3):
+        anchor = torch.zeros((), requires_grad=True)
+        output = module(Counted.apply(_entered(anchor, torch.randn(4, WIDTH)), module[1].bias))
+        run_input_half([output], [torch.ones_like(output)], anchor, memory=memory).run()
+    assert memory.cuts._known and memory.watch.free
+    seen, stack = set(), [memory]
+    while stack:
+        one = stack.pop()
+        if id(one) in seen or isinstance(one, (type, types.ModuleType, types.FunctionType,
+                                               types.BuiltinFunctionType)):
+            continue
+        seen.add(id(one))
+        assert not isinstance(one, torch.Tensor) and not hasattr(one, "next_functions"), one
+        stack.extend(gc.get_referents(one))
+    assert len(seen) > 50
