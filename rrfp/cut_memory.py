@@ -14,13 +14,15 @@ class CutGraph(NamedTuple):
 
     Attributes:
         nodes: By place.
+        edges: ``(node, number)`` in the order of the walk.
         cut: The cut.
-        products: By ``cut.put_off``: ``(PutOff, Factors, edges of the put-off gradients)``.
+        factors: Of each product in ``cut.put_off``.
     """
 
     nodes: list
+    edges: list
     cut: Cut
-    products: list
+    factors: list
 
 
 class CutMemory:
@@ -39,13 +41,13 @@ class CutMemory:
             found = shape.find(roots)
             if found is None or found[0][anchor_place].variable is not anchor:
                 continue
-            products = _read(*found, cut) if cut.fits(found[0]) else None
-            if products is None:
+            factors = _read(*found, cut) if cut.fits(found[0]) else None
+            if factors is None:
                 del self._known[number]
                 break
             if number:
                 self._known.insert(0, self._known.pop(number))
-            return CutGraph(found[0], cut, products)
+            return CutGraph(*found, cut, factors)
         graph = Graph(roots)
         anchor_place = graph.place_of_leaf(anchor)
         if anchor_place is None:
@@ -54,16 +56,15 @@ class CutMemory:
         if cut.is_lasting:
             self._known.insert(0, (GraphShape(graph), anchor_place, cut))
             del self._known[_MAX_SHAPES:]
-        return CutGraph(graph.nodes, cut, _read(graph.nodes, graph.edges, cut))
+        return CutGraph(graph.nodes, graph.edges, cut, _read(graph.nodes, graph.edges, cut))
 
 
 def _read(nodes, edges, cut):
-    """``CutGraph.products``; None if what one of them needs cannot be read."""
-    products = []
+    """``CutGraph.factors``; None if those of one product cannot be read."""
+    found = []
     for put_off in cut.put_off:
-        chosen = [edges[number] for number in put_off.edges]
-        factors = put_off.product.read(nodes[put_off.place], chosen)
+        factors = put_off.product.read(nodes[put_off.place], edges[put_off.edges[0]])
         if factors is None:
             return None
-        products.append((put_off, factors, chosen))
-    return products
+        found.append(factors)
+    return found

@@ -40,16 +40,17 @@ class PutOff(NamedTuple):
         place: Its own.
         product: The ``Product`` that computes them.
         edges: The numbers of their edges in the order of the walk.
-        groups: Of each, the number of the group that must reach its leaves together.
         leaves: Of each, the place of the leaf that takes this gradient and no other, else None.
+        groups: Of each that has no such leaf, the number of the group that must reach its leaves
+            together, else None.
         transposed: Of each, whether that leaf takes the transpose.
     """
 
     place: int
     product: Product
     edges: tuple
-    groups: tuple
     leaves: tuple
+    groups: tuple
     transposed: tuple
 
 
@@ -158,8 +159,9 @@ class _Twigs:
                     place,
                     product(indices, graph.names[twigs[0]] == LEAF),
                     tuple(graph.first_edges[place] + index for index in indices),
-                    tuple(group_of[twig] for twig in twigs),
                     leaves,
+                    tuple(group_of[twig] if leaf is None else None
+                          for twig, leaf in zip(twigs, leaves)),
                     transposed,
                 ))
 
@@ -174,7 +176,7 @@ class _Twigs:
         if product is None or not product.can_reach(index, self.graph.nodes[twig]):
             return False
         edge = self.graph.edges[self.graph.first_edges[place] + index]
-        return product((index,)).read(node, (edge,)) is not None
+        return product((index,)).read(node, edge) is not None
 
     def _is_packed(self, place, ask):
         answer = ask(self.graph.nodes[place])

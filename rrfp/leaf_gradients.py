@@ -76,24 +76,18 @@ class Additions:
 
     def __init__(self, watch):
         self._watch = watch
-        self._to_leaves = []  # (leaf, gradient, edge, whether it is transposed)
+        # (leaf, gradient, edge, whether it is transposed): of leaves that nothing else adds to;
+        # through the graph the gradient comes by the edge, and there it is the transpose if so.
+        self.to_leaves = []
         self._edges, self._gradients = [], []
-        self.num_bytes = 0  # of the gradients that wait
-
-    def to_leaf(self, leaf, gradient, edge, is_transposed):
-        """Of a leaf that nothing else adds to; through the graph its gradient comes by ``edge``,
-        and is the transpose of this one there if ``is_transposed``."""
-        self._to_leaves.append((leaf, gradient, edge, is_transposed))
-        self.num_bytes += gradient.nbytes
 
     def through_graph(self, edges, gradients):
         self._edges += edges
         self._gradients += gradients
-        self.num_bytes += sum(gradient.nbytes for gradient in gradients)
 
     def run(self):
         """Add all that came since the last time. Needs ``no_grad``."""
-        rest = self._to_leaves
+        rest = self.to_leaves
         if self._watch is not None:
             self._watch.look()
             rest = self._add_directly()
@@ -101,7 +95,7 @@ class Additions:
             self._edges.append(GradientEdge(*edge))
             self._gradients.append(gradient.t() if is_transposed else gradient)
         edges, gradients = self._edges, self._gradients
-        self._to_leaves, self._edges, self._gradients, self.num_bytes = [], [], [], 0
+        self.to_leaves, self._edges, self._gradients = [], [], []
         if edges:
             run_backward(edges, gradients)
 
@@ -109,7 +103,7 @@ class Additions:
         """Add what can be added without the engine; returns the rest."""
         free = self._watch.free
         rest, sums, values = [], [], []
-        for item in self._to_leaves:
+        for item in self.to_leaves:
             leaf, gradient, _, _ = item
             variable = leaf.variable
             total = variable.grad
@@ -124,8 +118,14 @@ class Additions:
             ):
                 sums.append(total)
                 values.append(gradient)
+                last = item
             else:
                 rest.append(item)
+        if len(rest) + len(self._edges) == 1 and sums:
+            # Hooks of several tensors (register_multi_grad_hook) do not fire for a node where a
+            # pass of the engine begins alone.
+            rest.append(last)
+            del sums[-1], values[-1]
         if not sums:
             return rest
         # On a GPU the additions run side by side.

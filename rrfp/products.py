@@ -20,14 +20,14 @@ class Factors(NamedTuple):
         versions: Theirs when they were read.
         numbers: As ``Product.number_names`` says.
         are_column_major: By operand, whether it is laid out so.
-        added: The edge of what is added to the product, None if its gradient is not wanted.
+        first_edge: ``(node, number)`` where the first of the gradients goes.
     """
 
     tensors: list
     versions: list
     numbers: list
     are_column_major: list
-    added: tuple | None
+    first_edge: tuple
 
 
 class Product:
@@ -51,6 +51,8 @@ class Product:
         self.saved = [(f"_raw_saved_{name}", f"_saved_{name}")
                       for index in indices for name in self.saved_of_edge[index]]
         self._numbers = [f"_saved_{name}" for name in self.number_names]
+        self._are_left = [index == len(self.saved_of_edge) - 2 for index in indices
+                          if self.saved_of_edge[index]]
         operands = [self.operands[index] for index in indices if index < len(self.operands)]
         self._layouts = [(f"_saved_{name}_sym_sizes", f"_saved_{name}_sym_strides")
                          for name in operands if name is not None]
@@ -72,8 +74,8 @@ class Product:
         """Whether the gradient of edge ``index`` can be computed for such a twig."""
         return bool(cls.saved_of_edge[index]) or hasattr(twig, "_input_metadata")
 
-    def read(self, node, edges):
-        """The ``Factors`` of a node whose edges of ``indices`` these are.
+    def read(self, node, first_edge):
+        """The ``Factors`` of a node; ``first_edge`` is the first of ``indices``.
 
         None where the gradients cannot be computed here: packed, complex, nested, sparse or other
         special tensors.
@@ -100,8 +102,7 @@ class Product:
                 return None  # a sparse operand
             are_column_major.append(strides[0] == 1 and strides[1] == sizes[0])
         numbers = [getattr(node, name) for name in self._numbers]
-        added = edges[0] if self.has_added else None
-        return Factors(tensors, versions, numbers, are_column_major, added)
+        return Factors(tensors, versions, numbers, are_column_major, first_edge)
 
     def gradients(self, gradient, factors, transposed):
         """Those of the edges, given that of the output; ``transposed`` says for each how."""
@@ -123,36 +124,37 @@ class _Sum(Product):
     """alpha * left @ right, to which beta times something may be added."""
 
     def gradients(self, gradient, factors, transposed):
-        alpha, beta = factors.numbers or (1, 1)
-        found = []
+        tensors, _, numbers, are_column_major, first_edge = factors
+        alpha, beta = numbers or (1, 1)
+        found = self.of_operands(gradient, tensors, alpha, are_column_major, transposed)
         if self.has_added:
-            node, number = factors.added
+            node, number = first_edge
             if self.is_leaf:
                 shape = node.variable.shape
             else:
                 shape = torch.Size(node._input_metadata[number].shape)
             value = _sum_to(_scaled(gradient, beta), shape)
-            found.append(value.t() if transposed[0] else value)
-        for number, tensor in enumerate(factors.tensors):
-            place = number + self.has_added
-            is_left = self.indices[place] == len(self.saved_of_edge) - 2
-            found.append(self.of_operand(
-                gradient, tensor, alpha, is_left, factors.are_column_major[number:],
-                transposed[place],
-            ))
+            found.insert(0, value.t() if transposed[0] else value)
         return found
 
 
 class _MatrixProduct(_Sum):
-    def of_operand(self, gradient, other, alpha, is_left, are_column_major, is_transposed):
-        """Laid out as the operand is, like torch's own."""
-        is_column_major = are_column_major[0]
-        if is_left:
-            value = other.mm(gradient.t()) if is_column_major else gradient.mm(other.t())
-        else:
-            value = gradient.t().mm(other) if is_column_major else other.t().mm(gradient)
-        value = _scaled(value, alpha)
-        return value if is_column_major is is_transposed else value.t()
+    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed):
+        """Laid out as the operands are, like torch's own."""
+        found = []
+        for is_left, other, is_column_major, is_transposed in zip(
+            self._are_left, tensors, are_column_major, transposed[self.has_added:]
+        ):
+            if is_left:
+                value = other.mm(gradient.t()) if is_column_major else gradient.mm(other.t())
+            elif is_column_major:
+                value = gradient.t().mm(other)
+            else:
+                value = other.t().mm(gradient)
+            if alpha != 1:
+                value = value * alpha
+            found.append(value if is_column_major is is_transposed else value.t())
+        return found
 
 
 class _Addmm(_MatrixProduct):
@@ -167,10 +169,12 @@ class _Mm(_MatrixProduct):
 
 
 class _BatchedProduct(_Sum):
-    def of_operand(self, gradient, other, alpha, is_left, are_column_major, is_transposed):
-        if is_left:
-            return _scaled(gradient.bmm(other.transpose(1, 2)), alpha)
-        return _scaled(other.transpose(1, 2).bmm(gradient), alpha)
+    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed):
+        found = []
+        for is_left, other in zip(self._are_left, tensors):
+            other = other.transpose(1, 2)
+            found.append(_scaled(gradient.bmm(other) if is_left else other.bmm(gradient), alpha))
+        return found
 
 
 class _Bmm(_BatchedProduct):

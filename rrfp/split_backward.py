@@ -71,19 +71,22 @@ class _Pieces(WeightHalf):
     def __init__(self, fused_because, watch):
         super().__init__(fused_because)
         self._watch = watch
-        # (PutOff, factors, edges, leaves, gradient, its version when it was taken)
-        self._waiting = []
+        self._waiting = []  # (PutOff, factors, twigs, gradient, its version when it was taken)
         self._kept = []  # (leaf, gradient)
 
-    def take_at(self, nodes, put_off, factors, edges):
+    def take_at(self, graph, put_off, factors):
         """Take the gradient of the product's output when I comes to its node."""
+        nodes, edges = graph.nodes, graph.edges
         waiting = self._waiting
-        leaves = [None if place is None else nodes[place] for place in put_off.leaves]
+        twigs = [  # (leaf, edge) of each gradient
+            (None if leaf is None else nodes[leaf], edges[edge])
+            for leaf, edge in zip(put_off.leaves, put_off.edges)
+        ]
 
         def take(gradients):
             gradient = gradients[0]
             if gradient is not None:
-                waiting.append((put_off, factors, edges, leaves, gradient, gradient._version))
+                waiting.append((put_off, factors, twigs, gradient, gradient._version))
 
         nodes[put_off.place].register_prehook(take)
 
@@ -102,32 +105,35 @@ class _Pieces(WeightHalf):
             for group in put_off.groups
         }
         open_groups = {}  # group -> ([edge], [gradient]) until its last product is there
+        num_bytes = 0  # of the gradients that wait to be added
         self._waiting.reverse()
         for place in range(len(self._waiting)):
-            put_off, factors, edges, leaves, gradient, version = self._waiting.pop()
+            put_off, factors, twigs, gradient, version = self._waiting.pop()
             _check_version(gradient, version)
             for tensor, version in zip(factors.tensors, factors.versions):
-                _check_version(tensor, version)
+                if tensor._version != version:
+                    _check_version(tensor, version)
             found = put_off.product.gradients(gradient, factors, put_off.transposed)
             tensor = factors = gradient = None
-            for leaf, value, edge, group, is_transposed in zip(
-                leaves, found, edges, put_off.groups, put_off.transposed
+            for (leaf, edge), value, group, is_transposed in zip(
+                twigs, found, put_off.groups, put_off.transposed
             ):
+                num_bytes += value.nbytes
                 if leaf is not None:
-                    additions.to_leaf(leaf, value, edge, is_transposed)
-                    continue
-                of_group = open_groups.setdefault(group, ([], []))
-                of_group[0].append(GradientEdge(*edge))
-                of_group[1].append(value)
-            del found, value
-            if open_groups:
-                for group in put_off.groups:
-                    if last_use[group] == place and group in open_groups:
-                        additions.through_graph(*open_groups.pop(group))
-            if additions.num_bytes >= _BATCH_BYTES:
+                    additions.to_leaves.append((leaf, value, edge, is_transposed))
+                else:
+                    of_group = open_groups.setdefault(group, ([], []))
+                    of_group[0].append(GradientEdge(*edge))
+                    of_group[1].append(value)
+            found = value = None
+            for group in list(open_groups):
+                if last_use[group] == place:
+                    additions.through_graph(*open_groups.pop(group))
+            if num_bytes >= _BATCH_BYTES:
                 additions.run()
+                num_bytes = 0
         for leaf, gradient in self._kept:
-            additions.to_leaf(leaf, gradient, (leaf, 0), False)
+            additions.to_leaves.append((leaf, gradient, (leaf, 0), False))
         self._kept = []
         additions.run()
 
@@ -136,7 +142,7 @@ class _Pieces(WeightHalf):
         return address != 0 and any(
             storage_address(held) == address
             for held in (
-                *(held for _, factors, _, _, gradient, _ in self._waiting
+                *(held for _, factors, _, gradient, _ in self._waiting
                   for held in (gradient, *factors.tensors)),
                 *(kept for _, kept in self._kept),
             )
@@ -173,8 +179,7 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     found = None if anchor is None else memory.cuts.cut(roots, anchor)
     if found is None:
         return _Whole(roots, gradients)
-    nodes, cut, products = found
-    del found
+    cut = found.cut
     if cut.fused_because is not None and not (in_order and cut.kept):
         if in_order and cut.fused_because != NO_PARAMETER:
             raise RuntimeError(
@@ -188,13 +193,13 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     pieces = _Pieces(cut.fused_because, watch)
     if watch is not None:
         watch.look()
-    for product in products:
-        pieces.take_at(nodes, *product)
+    for put_off, factors in zip(cut.put_off, found.factors):
+        pieces.take_at(found, put_off, factors)
     if watch is not None:
         watch.count_own()
-    kept = [nodes[place] for place in cut.kept]
+    kept = [found.nodes[place] for place in cut.kept]
     targets = [anchor, *[GradientEdge(leaf, 0) for leaf in kept]]
-    del nodes, products  # no node lives longer for it than the engine needs
+    del found  # no node lives longer for it than the engine needs
     values = gradients_of(targets, roots, gradients)
     for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)

@@ -66,11 +66,17 @@ def _swap(stage, rng):
     stage.plan[one], stage.plan[other] = stage.plan[other], stage.plan[one]
 
 
+def _enter_elsewhere(stage, rng):
+    """What the stage receives takes no gradient, but another leaf stands there."""
+    stage.other = None if stage.other is not None else torch.zeros((), requires_grad=True)
+
+
 def _output(stage, rng):
     stage.num_outputs = rng.randint(1, 3)
 
 
-_CHANGES = (_alias, _alias, _freeze, _hook, _unhook, _checkpoint, _pack, _swap, _output)
+_CHANGES = (_alias, _alias, _freeze, _hook, _unhook, _checkpoint, _pack, _swap, _output,
+            _enter_elsewhere)
 
 
 def _entered(anchor, tensor):
@@ -79,6 +85,8 @@ def _entered(anchor, tensor):
 
 def _forward(stage, anchor, rng):
     x = torch.randn(rng.choice((6, 7)), WIDTH, dtype=torch.float64)
+    if stage.other is not None:
+        anchor = stage.other
     if not stage.packs:
         return stage(_entered(anchor, x))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -100,7 +108,7 @@ def _num_wrong(seeds):
     for seed in seeds:
         rng = random.Random(seed)
         stage = RandomStage(seed)
-        stage.packs = False
+        stage.packs, stage.other = False, None
         memory, anchor = CutMemory(), torch.zeros((), requires_grad=True)
         for _ in range(CHANGES):
             roots = [o for o in _forward(stage, anchor, rng) if o.requires_grad]
@@ -137,14 +145,12 @@ def _weakened(function, module, old, new):
 
 _SHAPE = backward_graph.GraphShape
 _WEAKENED = {
-    "kinds": (_SHAPE, "find", backward_graph, "if type(node) is not kind and", "if False and"),
+    "kinds": (_SHAPE, "find", backward_graph, "if kinds != self._kinds:", "if False:"),
     "number of edges": (_SHAPE, "find", backward_graph, "if len(found) != count:", "if False:"),
     "known nodes": (_SHAPE, "find", backward_graph,
                     "if (*map(_node_of, edges), nodes[0], nodes[0]) != self._targets_in(nodes):",
                     "if False:"),
     "new nodes": (_SHAPE, "find", backward_graph, "if len(set(nodes)) != len(nodes):", "if False:"),
-    "number of outputs": (_SHAPE, "find", backward_graph,
-                          "if len(nodes) != self._num_starts:", "if False:"),
     "hooks": (gradient_graph.Cut, "fits", gradient_graph,
               "if nodes[place].variable._backward_hooks:", "if False:"),
     "packed twigs": (gradient_graph.Cut, "fits", gradient_graph,
@@ -243,7 +249,6 @@ def test_ways_through_a_stage_alternate(pair):
         found = _gradients(memory, [first, second, first, second, second])
         alone = [_gradients(SplitMemory(), [way])[0] for way in (first, second)]
         assert found == [alone[0], alone[1], alone[0], alone[1], alone[1]]
-        assert len(memory.cuts._known) == 2
 
 
 def test_more_shapes_than_are_kept():
