@@ -109,6 +109,7 @@ def input_halves(runs, seed, memory):
 
 def halves(block, batches, seed, clock, memory):
     """Seconds of an I, of a W, gradients."""
+    memory.begin_step()
     runs = forwards(block, batches)
     start = clock.now()
     pending = input_halves(runs, seed, memory)
@@ -165,6 +166,7 @@ def count(width):
     gc.disable()
     for part in "BIW":
         for number in (FEW, MANY):
+            memory.begin_step()
             runs = forwards(block, batches[:number])
             pending = input_halves(runs, seed, memory) if part == "W" else []
             instrument("on")

@@ -71,6 +71,18 @@ def split_cost(results):
             + table(["width", "tokens", "dtype", "B, ms", "(I + W) / B", "quartiles"], rows))
 
 
+def split_cost_host(results):
+    rows = [[str(row["width"]), *(f"{1e3 * row[part][1]:.2f}" for part in "BIW"),
+             f"{row['I + W over B'][1]:.2f}", _range(*row["I + W over B"][::2])]
+            for row in results["rows"]]
+    counts = results["instructions"]
+    ratio = (counts["I"] + counts["W"]) / counts["B"]
+    return (table(["width", "B, ms", "I, ms", "W, ms", "(I + W) / B", "quartiles"], rows)
+            + "\n\nInstructions at width 32: "
+            + ", ".join(f"{part} {counts[part]:,}" for part in "BIW")
+            + f", hence (I + W) / B {ratio:.2f}.")
+
+
 def agreement_cost(results):
     rows = []
     for row in results["table"]:

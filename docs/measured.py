@@ -66,6 +66,11 @@ ABOUT = {
         "The same on a GPU",
         "Small blocks pay: where kernels take less than the host needs to launch them, two halves "
         "cost up to twice the whole."),
+    "split_cost_host.json": (
+        "What two halves cost the host",
+        "Eight transformer blocks so small that their arithmetic vanishes, four microbatches in "
+        "flight, one thread and its own time. `.grad` is there, no hooks and no custom functions: "
+        "the best case."),
     "agreement_cost.json": (
         "A decision of an agreement group",
         "Beside an all-gather of one integer, which would decide the same. `decide`: all members "

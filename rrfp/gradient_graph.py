@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-import torch
+from torch.autograd.function import BackwardCFunction
 
 from rrfp.backward_graph import LEAF
 from rrfp.products import Product, product_class
@@ -69,6 +69,8 @@ class Cut:
         packed: Whose saved tensors were looked at, how, and whether they were packed:
             ``[(place, is_packed(node), answer)]``. Reading a product looks at what it needs.
         is_lasting: Whether it follows from the shape and what is said above alone.
+        has_foreign: Whether code that is not torch's computes gradients there (custom functions),
+            and may write to those it gets.
     """
 
     fused_because: str | None = None
@@ -76,6 +78,7 @@ class Cut:
     kept: tuple = ()
     packed: tuple = ()
     is_lasting: bool = True
+    has_foreign: bool = True
 
     def fits(self, nodes):
         """Whether the cut is sound for these nodes, but for what reading the products shows."""
@@ -108,7 +111,8 @@ def find_cut(graph, anchor_place):
     if twigs.put_off:
         read = {put_off.place for put_off in twigs.put_off if put_off.product.saved}
         packed = tuple(item for item in packed if item[0] not in read)
-        return Cut(put_off=tuple(twigs.put_off), kept=kept, packed=packed)
+        foreign = _has_foreign(graph, anchor_place)
+        return Cut(put_off=tuple(twigs.put_off), kept=kept, packed=packed, has_foreign=foreign)
     if not kept:
         return Cut(fused_because=NO_PARAMETER)
     if any(answer for _, _, answer in packed):
@@ -119,6 +123,15 @@ def find_cut(graph, anchor_place):
     elif any(name.startswith("CompiledFunction") for name in names):
         because = COMPILED
     return Cut(fused_because=because, kept=kept, is_lasting=False)
+
+
+def _has_foreign(graph, anchor_place):
+    for place, node in enumerate(graph.nodes):
+        # Those of C++ have no names of their own; what leads to the anchor is rrfp's.
+        is_custom = isinstance(node, BackwardCFunction) or graph.names[place] == "CppFunction"
+        if is_custom and set(graph.children[place]) - {anchor_place, None}:
+            return True
+    return False
 
 
 class _Twigs:
@@ -237,7 +250,7 @@ class _Twigs:
 
 def is_packed(node):
     """Whether somebody's hooks have packed a tensor that the node saved."""
-    if isinstance(node, torch.autograd.function.BackwardCFunction):
+    if isinstance(node, BackwardCFunction):
         return any(saved.unpack_hook is not None for saved in node._raw_saved_tensors)
     for name in _raw_saved_names(type(node)):
         saved = getattr(node, name)

@@ -25,16 +25,19 @@ class HookWatch:
     Attributes:
         free: The ids of parameters without hooks, as of the last ``look()``. One that takes such
             an id over has none either.
+        num_changes: How many looks found that hooks had been set.
     """
 
     def __init__(self):
         self._counted = RemovableHandle.next_id
         self.free = set()
+        self.num_changes = 0
 
     def look(self):
         """Forget what is known if a hook was set anywhere since the last look."""
         if RemovableHandle.next_id != self._counted:
             self._counted = RemovableHandle.next_id
+            self.num_changes += 1
             self.free.clear()
 
     def count_own(self):

@@ -33,6 +33,20 @@ class SplitMemory:
     def __init__(self, watch=None):
         self.cuts = CutMemory()
         self.watch = watch
+        self._changes_before = None
+
+    def begin_step(self):
+        """No graph of an earlier forward is used from here on."""
+        if self.watch is not None:
+            self.watch.look()
+            self._changes_before = self.watch.num_changes
+
+    def has_no_hooks(self):
+        """Whether no tensor of this step's graphs can have a hook."""
+        if self.watch is None:
+            return False
+        self.watch.look()
+        return self.watch.num_changes == self._changes_before
 
 
 class WeightHalf:
@@ -74,21 +88,10 @@ class _Pieces(WeightHalf):
         self._waiting = []  # (PutOff, factors, twigs, gradient, its version when it was taken)
         self._kept = []  # (leaf, gradient)
 
-    def take_at(self, graph, put_off, factors):
-        """Take the gradient of the product's output when I comes to its node."""
-        nodes, edges = graph.nodes, graph.edges
-        waiting = self._waiting
-        twigs = [  # (leaf, edge) of each gradient
-            (None if leaf is None else nodes[leaf], edges[edge])
-            for leaf, edge in zip(put_off.leaves, put_off.edges)
-        ]
-
-        def take(gradients):
-            gradient = gradients[0]
-            if gradient is not None:
-                waiting.append((put_off, factors, twigs, gradient, gradient._version))
-
-        nodes[put_off.place].register_prehook(take)
+    def put_off(self, put_off, factors, twigs, gradient):
+        """Leave a product to W, whose output has this gradient."""
+        if gradient is not None:
+            self._waiting.append((put_off, factors, twigs, gradient, gradient._version))
 
     def keep(self, leaf, gradient):
         if gradient is not None:
@@ -189,18 +192,47 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
             )
         run_backward(roots, gradients)
         return WeightHalf(cut.fused_because)
-    watch = memory.watch
-    pieces = _Pieces(cut.fused_because, watch)
-    if watch is not None:
-        watch.look()
-    for put_off, factors in zip(cut.put_off, found.factors):
-        pieces.take_at(found, put_off, factors)
-    if watch is not None:
-        watch.count_own()
-    kept = [found.nodes[place] for place in cut.kept]
+    return _begin(memory, found, roots, gradients, anchor)
+
+
+def _begin(memory, graph, roots, gradients, anchor):
+    """I of a graph that is cut."""
+    nodes, edges, cut, _ = graph
+    kept = [nodes[place] for place in cut.kept]
     targets = [anchor, *[GradientEdge(leaf, 0) for leaf in kept]]
-    del found  # no node lives longer for it than the engine needs
+    pieces = _Pieces(cut.fused_because, memory.watch)
+    products = []
+    for put_off, factors in zip(cut.put_off, graph.factors):
+        twigs = [  # (leaf, edge) of each gradient
+            (None if leaf is None else nodes[leaf], edges[edge])
+            for leaf, edge in zip(put_off.leaves, put_off.edges)
+        ]
+        products.append((put_off, factors, twigs))
+    takers = [nodes[put_off.place] for put_off in cut.put_off]
+    # The engine gives out what arrives at a node, before hooks have changed it.
+    is_plain = memory.has_no_hooks() and not cut.has_foreign
+    if is_plain:
+        targets += [GradientEdge(node, 0) for node in takers]
+    else:
+        for node, product in zip(takers, products):
+            _take_at(node, pieces, product)
+        if memory.watch is not None:
+            memory.watch.count_own()
+    del graph, nodes, edges, takers  # no node lives longer for them than the engine needs
     values = gradients_of(targets, roots, gradients)
+    del targets
     for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)
+    if is_plain:
+        for product, gradient in zip(products, values[1 + len(kept):]):
+            pieces.put_off(*product, gradient)
     return pieces
+
+
+def _take_at(node, pieces, product):
+    """Take the gradient of a product's output when the engine comes to its node."""
+
+    def take(gradients):
+        pieces.put_off(*product, gradients[0])
+
+    node.register_prehook(take)

@@ -71,6 +71,8 @@ class StageStep:
         self.has_split = False  # an I has left something for its W, or had nothing to leave
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
         self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
+        if split_memory is not None:
+            split_memory.begin_step()
         self.buffers = BufferWatch(module) if deterministic else None
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from rrfp import gradient_graph
-from rrfp.split_backward import run_input_half
+from rrfp.leaf_gradients import HookWatch
+from rrfp.split_backward import SplitMemory, run_input_half
 
 SEEDS = 400
 
@@ -46,8 +47,9 @@ class _Run:
         outputs = module(*inputs)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def input_half(self, seeds):
-        self.half = run_input_half(*_with_gradient(self.outputs, seeds), self.anchor)
+    def input_half(self, seeds, memory=None):
+        roots = _with_gradient(self.outputs, seeds)
+        self.half = run_input_half(*roots, self.anchor, memory=memory)
         self.outputs = ()
         return self.half
 
@@ -84,8 +86,11 @@ def _assert_equal(got, expected, text):
 @pytest.mark.parametrize("with_checkpoint", [False, True])
 @pytest.mark.parametrize("block", range(8))
 def test_random_stages(block, with_checkpoint):
-    """Several microbatches in flight, W in random order; equal to a plain loop at 1e-10."""
+    """Several microbatches in flight, W in random order; equal to a plain loop at 1e-10.
+
+    All stages of a block share one memory, so that each finds there the cuts of others."""
     num_split = num_fused = 0
+    memory = SplitMemory(HookWatch())
     for seed in range(block * SEEDS // 8, (block + 1) * SEEDS // 8):
         rng = random.Random(seed)
         module = RandomStage(seed, with_checkpoint)
@@ -103,9 +108,10 @@ def test_random_stages(block, with_checkpoint):
         Counted.calls = 0
         expected_inputs, expected = _plain(module, batches, seeds)
         plain_calls, Counted.calls = Counted.calls, 0
+        memory.begin_step()
         runs = [_Run(module, *inputs) for inputs in batches]
         for index in rng.sample(range(3), 3):
-            half = runs[index].input_half(seeds[index])
+            half = runs[index].input_half(seeds[index], memory)
             num_split += half.fused_because is None
             num_fused += half.fused_because is not None
         for index in rng.sample(range(3), 3):
@@ -155,17 +161,21 @@ class _Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
+@pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_block_has_the_same_bits_and_no_work_twice(dtype):
+def test_block_has_the_same_bits_and_no_work_twice(dtype, remembers):
     module = _Block().to(dtype)
+    memory = SplitMemory(HookWatch()) if remembers else None
     batches = [[torch.randn(2, 5, 16).to(dtype)] for _ in range(3)]
     seeds = [[torch.randn(2, 5, 16).to(dtype)] for _ in range(3)]
     with _Tally() as plain:
         expected_inputs, expected = _plain(module, batches, seeds)
+    if remembers:
+        memory.begin_step()
     with _Tally() as split:
         runs = [_Run(module, *inputs) for inputs in batches]
         for index in (2, 0, 1):
-            assert runs[index].input_half(seeds[index]).fused_because is None
+            assert runs[index].input_half(seeds[index], memory).fused_because is None
         assert all(parameter.grad is None for parameter in module.parameters())
         for run in runs:
             run.half.run()

@@ -299,3 +299,79 @@ def test_nothing_stays_alive_but_numbers_and_types():
         assert not isinstance(one, torch.Tensor) and not hasattr(one, "next_functions"), one
         stack.extend(gc.get_referents(one))
     assert len(seen) > 50
+
+
+class _Writes(torch.autograd.Function):
+    """Its backward changes the gradient that it is given, which others may have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(2)
+
+
+def _hooked_gradients(in_one_step):
+    """Of a stage whose second and fourth microbatches have a hook that changes a gradient;
+    beside those of a plain loop."""
+    torch.manual_seed(4)
+    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    memory, batches = SplitMemory(HookWatch()), torch.randn(4, 3, WIDTH)
+    parameters = [*first.parameters(), *last.parameters()]
+
+    def forward(microbatch, x):
+        h = first(x)
+        if microbatch % 2:
+            h.register_hook(lambda gradient: 3 * gradient)
+        return last(h)
+
+    gradients = []
+    for is_plain in (False, True):
+        for microbatch, x in enumerate(batches):
+            anchor = torch.zeros((), requires_grad=True)
+            if not is_plain and (microbatch == 0 or not in_one_step):
+                memory.begin_step()
+            output = forward(microbatch, _entered(anchor, x))
+            if is_plain:
+                output.backward(torch.ones_like(output))
+            else:
+                run_input_half([output], [torch.ones_like(output)], anchor, memory=memory).run()
+        gradients.append([parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+    return gradients
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_hooks_of_tensors_change_what_is_put_off(in_one_step):
+    got, want = _hooked_gradients(in_one_step)
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_hooks_of_tensors_would_be_missed_without_the_watch(monkeypatch):
+    monkeypatch.setattr(SplitMemory, "has_no_hooks", lambda self: True)
+    got, want = _hooked_gradients(False)
+    assert not all(map(torch.equal, got, want))
+
+
+def _written():
+    """W of a product whose output gradient a custom function changes after it was taken."""
+    torch.manual_seed(5)
+    linear, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    memory = SplitMemory(HookWatch())
+    memory.begin_step()
+    anchor = torch.zeros((), requires_grad=True)
+    x = _entered(anchor, torch.randn(3, WIDTH))
+    z = _Writes.apply(other(x))
+    output = linear(x) + z
+    run_input_half([output], [torch.ones_like(output)], anchor, memory=memory).run()
+
+
+def test_a_gradient_that_a_custom_function_changes_is_an_error(monkeypatch):
+    with pytest.raises(RuntimeError, match="changed in place between"):
+        _written()
+    monkeypatch.setattr(gradient_graph, "_has_foreign", lambda *_: False)
+    _written()  # unnoticed
