@@ -112,10 +112,11 @@ class _Pieces(WeightHalf):
         self._waiting.reverse()
         for place in range(len(self._waiting)):
             put_off, factors, twigs, gradient, version = self._waiting.pop()
-            _check_version(gradient, version)
+            if gradient._version != version:
+                _raise_changed(gradient, version)
             for tensor, version in zip(factors.tensors, factors.versions):
                 if tensor._version != version:
-                    _check_version(tensor, version)
+                    _raise_changed(tensor, version)
             found = put_off.product.gradients(gradient, factors, put_off.transposed)
             tensor = factors = gradient = None
             for (leaf, edge), value, group, is_transposed in zip(
@@ -152,14 +153,13 @@ class _Pieces(WeightHalf):
         )
 
 
-def _check_version(tensor, version):
-    if tensor._version != version:
-        raise RuntimeError(
-            f"a tensor of shape {tuple(tensor.shape)} that the weight gradients need was "
-            f"changed in place between the input gradient and the weight gradient (version "
-            f"{tensor._version}, expected {version}). Do not change saved tensors or "
-            "gradients in place, or pass split_backward=False."
-        )
+def _raise_changed(tensor, version):
+    raise RuntimeError(
+        f"a tensor of shape {tuple(tensor.shape)} that the weight gradients need was changed in "
+        f"place between the input gradient and the weight gradient (version {tensor._version}, "
+        f"expected {version}). Do not change saved tensors or gradients in place, or pass "
+        "split_backward=False."
+    )
 
 
 def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
@@ -218,9 +218,7 @@ def _begin(memory, graph, roots, gradients, anchor):
             _take_at(node, pieces, product)
         if memory.watch is not None:
             memory.watch.count_own()
-    del graph, nodes, edges, takers  # no node lives longer for them than the engine needs
     values = gradients_of(targets, roots, gradients)
-    del targets
     for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)
     if is_plain:

@@ -86,9 +86,8 @@ def _assert_equal(got, expected, text):
 @pytest.mark.parametrize("with_checkpoint", [False, True])
 @pytest.mark.parametrize("block", range(8))
 def test_random_stages(block, with_checkpoint):
-    """Several microbatches in flight, W in random order; equal to a plain loop at 1e-10.
-
-    All stages of a block share one memory, so that each finds there the cuts of others."""
+    """Several microbatches in flight, W in random order; equal to a plain loop at 1e-10, with one
+    memory for all stages."""
     num_split = num_fused = 0
     memory = SplitMemory(HookWatch())
     for seed in range(block * SEEDS // 8, (block + 1) * SEEDS // 8):
@@ -161,17 +160,16 @@ class _Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("watches", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_block_has_the_same_bits_and_no_work_twice(dtype, remembers):
+def test_block_has_the_same_bits_and_no_work_twice(dtype, watches):
     module = _Block().to(dtype)
-    memory = SplitMemory(HookWatch()) if remembers else None
+    memory = SplitMemory(HookWatch() if watches else None)
     batches = [[torch.randn(2, 5, 16).to(dtype)] for _ in range(3)]
     seeds = [[torch.randn(2, 5, 16).to(dtype)] for _ in range(3)]
     with _Tally() as plain:
         expected_inputs, expected = _plain(module, batches, seeds)
-    if remembers:
-        memory.begin_step()
+    memory.begin_step()
     with _Tally() as split:
         runs = [_Run(module, *inputs) for inputs in batches]
         for index in (2, 0, 1):
@@ -294,13 +292,3 @@ def test_activations_are_freed_at_i_and_the_factors_of_products_at_w():
     half.run()
     gc.collect()
     assert factors[0]() is None
-
-
-def test_change_in_place_between_the_halves_is_an_error():
-    linear, buffer = nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH)
-    half = _half(lambda x: F.linear(buffer, linear.weight) + linear(x)).half
-    half.run()
-    half = _half(linear, buffer).half
-    buffer.add_(1)
-    with pytest.raises(RuntimeError, match="changed in place between"):
-        half.run()
