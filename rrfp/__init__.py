@@ -59,3 +59,7 @@ __all__ = [
 ]
 
 __version__ = build_info()["version"]
+
+
+def __dir__():
+    return sorted([*__all__, "__version__"])

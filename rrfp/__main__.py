@@ -18,7 +18,6 @@ def info():
     """Print the build, the versions, the settings and the address for other hosts."""
     for name, value in rrfp.build_info().items():
         print(f"{name}: {value}")
-    print(f"torch: {torch.__version__}")
     print(f"python: {platform.python_version()}, {platform.platform()}")
     for name, value in vars(SETTINGS).items():
         print(f"setting {name}: {value}")
@@ -43,12 +42,17 @@ class _Sleeper(nn.Module):
 
 
 def demo():
-    """Run a step of four sleeping stages in a fixed order and by readiness; print both reports."""
+    """Run a step of four sleeping stages in a fixed order, and by readiness with as many
+    microbatches in flight on each rank and with more; print the reports.
+    """
     torch.manual_seed(0)
     stages = [_Sleeper(index) for index in range(4)]
     batch = [torch.randn(1 + m % 5, 4) for m in range(12)]
-    for title, options in (("fixed 1F1B order", {"hint": "1f1b", "slack": 0}),
-                           ("by readiness", {"max_in_flight": 8})):
+    for title, options in (
+        ("fixed 1F1B order, which has 4, 3, 2 and 1 in flight", {"hint": "1f1b", "slack": 0}),
+        ("by readiness, the same limits", {"max_in_flight": "1f1b"}),
+        ("by readiness, limit 8 on each rank", {"max_in_flight": 8}),
+    ):
         result = rrfp.run_pipeline(stages, batch, targets=batch, loss_fn=nn.functional.mse_loss,
                                    **options)
         print(f"{title}: loss {sum(map(float, result.losses)) / len(batch):.4f}\n{result.report}\n")

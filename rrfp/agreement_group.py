@@ -75,6 +75,13 @@ def resolve_groups(group, agreement_group):
                 "the ranks of a pipeline."
             )
         group = _of_mesh(mesh, (_PIPELINE_DIMENSION,))
+    elif not (group in (None, dist.GroupMember.NON_GROUP_MEMBER)
+              or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(
+            f"group is {group!r}, a {type(group).__name__}; pass a process group (what "
+            "torch.distributed.new_group([0, 1]) returns), a DeviceMesh with a dimension 'pp', or "
+            "None for all processes."
+        )
     if isinstance(agreement_group, str) and agreement_group != NO_MEETINGS:
         if agreement_group != "auto":
             raise ValueError(

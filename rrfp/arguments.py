@@ -201,6 +201,11 @@ class StepRequest:
         self.lookahead = _normalise_lookahead(lookahead)
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
+        if callable(targets) and not hasattr(targets, "__iter__"):
+            raise TypeError(
+                f"targets is a {type(targets).__name__}, which looks like a loss_fn; that comes "
+                "after targets, or by name: loss_fn=."
+            )
         self._loss_fns = by_loss_stage("loss_fn", loss_fn, layout, own_stages)
         for stage, function in self._loss_fns.items():
             if not callable(function):

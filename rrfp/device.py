@@ -40,7 +40,9 @@ def stage_device(stage, module):
         return device
     if device.type != "cuda":
         raise ValueError(
-            f"{owner} of stage {stage} is on {device}; stages run on the CPU and on CUDA devices."
+            f"{owner} of stage {stage} is on {device}; stages run on the CPU and on CUDA devices. "
+            + ("Give it memory with .to_empty(device=...), then load or initialise its weights."
+               if device.type == "meta" else "Move the whole stage with .to(device).")
         )
     if not _C.build_info()["cuda"]:
         raise ValueError(

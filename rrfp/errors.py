@@ -34,7 +34,8 @@ class StageError(RrfpError):
     ``run_pipeline`` builds the pipeline anew.
 
     Attributes:
-        original_traceback: The traceback of the exception, as text, on every rank.
+        original_traceback: The traceback of the exception, as text, on every rank; without the
+            frames of rrfp that called the stage, which logger ``rrfp`` has at level DEBUG.
     """
 
     def __init__(self, message, *, original_traceback="", **where):
@@ -93,10 +94,11 @@ _KIND_WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "wei
 _MAX_TRACEBACK_CHARS = 64 * 1024
 
 
-def stage_failure_text(task, error, traceback_text):
-    """The message of a STAGE_FAILED status: task, one line of error, traceback.
+def stage_failure_text(task, error, traceback_text, context=None):
+    """The message of a STAGE_FAILED status: task, one line of error, one of context, traceback.
 
-    The inverse is in ``error_from_status``.
+    ``context`` says what the stage was called with; None: nothing. The inverse is in
+    ``error_from_status``.
     """
     kept = traceback_text[-_MAX_TRACEBACK_CHARS:]
     try:
@@ -104,11 +106,12 @@ def stage_failure_text(task, error, traceback_text):
     except Exception as broken:
         line = f"{type(error).__name__}, whose own text raised {type(broken).__name__}"
     # File names that are no UTF-8 leave lone surrogates in a text, which cannot travel.
-    return f"{task}\n{line}\n{kept}".encode("utf-8", "replace").decode()
+    context = " ".join((context or "").split())[:2000]
+    return f"{task}\n{line}\n{context}\n{kept}".encode("utf-8", "replace").decode()
 
 
 def _stage_error(rank, message, report):
-    task, line, traceback_text = (message.split("\n", 2) + ["", ""])[:3]
+    task, line, context, traceback_text = (message.split("\n", 3) + ["", "", ""])[:4]
     try:
         stage, kind, microbatch = _C.parse_task(task)
         where = f"{task} (stage {stage}, {_KIND_WORDS[kind]} of microbatch {microbatch})"
@@ -116,6 +119,7 @@ def _stage_error(rank, message, report):
         stage, where = None, task
     return StageError(
         f"rank {rank} failed in {where}: {line}\n"
+        + (f"{context}\n" if context else "") +
         "The pipeline is closed and the next run_pipeline builds it anew; parameters are "
         "untouched, .grad may hold a part of this step.\n"
         f"Original traceback, on rank {rank}:\n{traceback_text.rstrip()}",

@@ -82,14 +82,12 @@ def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None, 
         _refuse_stages_apart(num_stages, edges, named)
     if loss_stages is None:
         named = tuple(stage for stage in range(num_stages) if stage not in sources)
-    loss_stages = named
-    layout = Layout(rank_of_stage, num_ranks, edges, loss_stages, normalise_tied(tied))
+    layout = Layout(rank_of_stage, num_ranks, edges, named, normalise_tied(tied))
     try:
         _ = layout.graph
     except ValueError as error:
-        raise ValueError(
-            f"with edges {list(edges)} and loss_stages {list(layout.loss_stages)}, {error}."
-        ) from None
+        also = "" if loss_stages is None else f" and loss_stages {list(named)}"
+        raise ValueError(f"with edges {list(edges)}{also}, {error}.") from None
     return layout
 
 

@@ -190,7 +190,7 @@ def run_pipeline(
             0), None elsewhere; ``{stage: inputs}`` where source stages get different ones. An
             iterator is drawn in full before anything runs, and needs ``num_microbatches``.
         targets: One per microbatch on the ranks of loss stages (of a chain: the last), or
-            ``{stage: targets}``.
+            ``{stage: targets}``. On other ranks only their number is looked at.
         loss_fn: ``loss_fn(output, target)``, which returns a scalar tensor, or (scalar, metrics);
             or one for each loss stage, ``{stage: loss_fn}``.
         num_microbatches: Checked against what was given; other ranks learn it by themselves.

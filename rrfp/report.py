@@ -35,7 +35,8 @@ class RankReport:
             computed yet. Draining counts here: the step of a rank is over with its last task.
         idle_transfer_s: Nothing had all its inputs, and those of what ran next were all computed:
             the last of them was on its way from another rank. Where it is not known when an
-            input was computed, no waiting for it counts here.
+            input was computed, no waiting for it counts here. In one process nothing travels: the
+            thread was woken late, or its core was busy.
         transfer_from_s: ``{rank: seconds}``, ``idle_transfer_s`` by the rank that it was on its
             way from.
         idle_limit_s: The in-flight limit held a ready forward back.
@@ -44,7 +45,11 @@ class RankReport:
         host_s: Between a task's end and the next choice: rrfp itself.
         peak_units: Most microbatches in flight at once, of ``limit_units`` allowed; that is -1
             where the limit is in bytes, and in a step of forwards alone.
-        records: The tasks in the order run.
+        records: A ``TaskRecord`` per task, in the order run.
+        order: The tasks' texts in that order, such as ``["0F0", "0F1", "0B0", ...]``.
+        num_tasks, skips: How many ran; how many of them although the hint put others, not yet
+            run, before them.
+        idle_s: The sum of the idle parts.
         peak_bytes: Most bytes of activations held at once, as measured, where ``limit_bytes`` was
             asked for; else None.
     """

@@ -17,6 +17,7 @@ from rrfp.entry import enter, own_gradients, sum_of
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
 from rrfp.storage import is_shared, overlaps, settled, storage_address
+from rrfp.value_text import value_text
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
@@ -68,6 +69,7 @@ class StageStep:
         self.return_outputs = return_outputs
         self.in_order = in_order  # parameter gradients are added by W alone
         self.fused_because = None  # why the last I was the whole backward, if one was
+        self.failed_on = None  # what a forward that raised was called with, in words
         self.has_split = False  # an I has left something for its W, or had nothing to leave
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
         self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
@@ -115,11 +117,15 @@ class StageStep:
             _unpack(parcel.value(), args)
         kwargs = self.given.kwargs[microbatch] if self.given.kwargs is not None else {}
         autocast = self.modes.autocast()
-        if autocast is None:
-            output, loss, auxiliary = self._call(microbatch, args, kwargs)
-        else:
-            with autocast:
+        try:
+            if autocast is None:
                 output, loss, auxiliary = self._call(microbatch, args, kwargs)
+            else:
+                with autocast:
+                    output, loss, auxiliary = self._call(microbatch, args, kwargs)
+        except Exception:
+            self.failed_on = self.failed_on or self._origin_text(microbatch, parcels)
+            raise
         if self.buffers is not None:
             self.buffers.look()
         return self._hand_over(microbatch, output, loss, auxiliary, boxes, args, kwargs)
@@ -182,7 +188,22 @@ class StageStep:
             return output, None, auxiliary
         targets = self.given.targets
         target = targets[microbatch] if targets is not None else None
-        return output, self.loss_rule.loss_fn(output, target), auxiliary
+        try:
+            loss = self.loss_rule.loss_fn(output, target)
+        except Exception:
+            self.failed_on = (f"loss_fn was called with what stage {self.stage} returned, "
+                              f"{value_text(output)}, and {value_text(target)} as target.")
+            raise
+        return output, loss, auxiliary
+
+    def _origin_text(self, microbatch, parcels):
+        """Where the arguments of a forward came from, and what they are."""
+        if not parcels:
+            given = value_text(self.given.inputs[microbatch])
+            return f"Its input was given as microbatch {microbatch}: {given}."
+        came = [f"from stage {source}: {value_text(parcel.value())}"
+                for source, parcel in zip(self.sources, parcels, strict=True)]
+        return f"Its input came {', and '.join(came)}."
 
     def _hand_over(self, microbatch, output, loss, auxiliary, boxes, args, kwargs):
         """Keep what the backward needs; returns a parcel for each consumer."""

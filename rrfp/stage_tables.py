@@ -15,7 +15,7 @@ def draw(name, items, num_microbatches):
     """The items per microbatch as a list; an iterator is drawn in full.
 
     Raises:
-        TypeError: Neither a sequence nor iterable.
+        TypeError: Neither a sequence nor iterable; or iterable, without num_microbatches.
         ValueError: An iterator without num_microbatches, or one that ends early.
     """
     if items is None:
@@ -32,8 +32,13 @@ def draw(name, items, num_microbatches):
             f"{name} is a {type(items).__name__}; pass a sequence with one item per microbatch, "
             "or an iterator and num_microbatches."
         )
-    if num_microbatches is None:
+    if num_microbatches is None and hasattr(items, "__next__"):
         raise ValueError(f"{name} is an iterator, so num_microbatches must be given.")
+    if num_microbatches is None:
+        raise TypeError(
+            f"{name} is a {type(items).__name__}, which is no sequence; pass a list of this step's "
+            "microbatches, or one iterator for all steps, iter(...) of it, and num_microbatches."
+        )
     drawn = list(islice(iter(items), num_microbatches))
     if len(drawn) < num_microbatches:
         raise ValueError(

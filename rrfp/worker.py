@@ -1,6 +1,8 @@
 """The loop that runs a rank's tasks, and the threads it runs on in one process."""
 
 import contextlib
+import logging
+import os
 import queue
 import threading
 import traceback
@@ -10,6 +12,10 @@ import torch
 from rrfp import _C
 from rrfp.boundary import Parcel, decode, encode
 from rrfp.errors import stage_failure_text
+
+logger = logging.getLogger("rrfp")
+
+_OWN_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 # Upper bound of one wait in the core; it looks for signals several times a second anyway.
 _CLAIM_TIMEOUT_MS = 60_000
@@ -105,11 +111,22 @@ class RankStep:
     def _end_everywhere(self, task, error):
         """Tell every rank that a task raised an exception."""
         stage, kind, microbatch = task
-        self.stage_error = error
+        name = f"{stage}{kind}{microbatch}"
+        logger.debug("%s raised", name, exc_info=error)
+        self.stage_error = error.with_traceback(_from_users_code(error.__traceback__))
         text = stage_failure_text(
-            f"{stage}{kind}{microbatch}", error, "".join(traceback.format_exception(error))
+            name, error, "".join(traceback.format_exception(error)),
+            self.stage_steps[stage].failed_on if kind == "F" else None,
         )
         self.runtime.abort(_C.StatusCode.STAGE_FAILED, self.runtime.rank, text)
+
+
+def _from_users_code(frames):
+    """A traceback without the frames of rrfp that it begins with; whole where it has no others."""
+    rest = frames
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        rest = rest.tb_next
+    return rest or frames
 
 
 def _profiler_range(stage, kind, microbatch):

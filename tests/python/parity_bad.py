@@ -125,6 +125,12 @@ BAD = {
         ["2", "4"],
     ),
     "loss without targets": Bad({"targets": None}, ["targets"]),
+    "microbatches without an order of their own": Bad(
+        lambda r: source(r, microbatches=torch.utils.data.DataLoader([0.0] * 4)),
+        ["microbatches is a DataLoader", "iter(...)", "num_microbatches"], "TypeError"),
+    "loss_fn in the place of targets": Bad(
+        {"targets": model.squared_error, "loss_fn": None},
+        ["targets is a function", "loss_fn="], "TypeError"),
     "loss_fn missing": Bad({"loss_fn": None}, ["loss_fn"]),
     "loss_fn not callable": Bad({"loss_fn": 3}, ["loss_fn"], "TypeError"),
     "stage_kwargs too short": Bad(
@@ -133,7 +139,8 @@ BAD = {
     "stage_kwargs of nobody": Bad(
         lambda r: source(r, stage_kwargs={9: [{}] * 4}), ["stage_kwargs", "9"]
     ),
-    **options("hint", ["zigzag", "", "1F1B "], ["1f1b"]),
+    **options("hint", ["zigzag", "", "1F1B "], ["1f1b", "{rank: list", "callable"]),
+    **options("hint", [None, 3.5], ["1f1b", "{rank: list", "callable"], error="TypeError"),
     "callable hint that raises": Bad({"hint": raises_for_2f1}, ["hint", "2F1", "KeyError"]),
     "callable hint that lacks costs": Bad({"hint": lambda t, s: s.costs[0], "costs": None},
                                           ["hint", "0F0", "pass costs"]),
@@ -174,6 +181,8 @@ BAD = {
     **options("seed", [2**64], ["64 bits"]),
     **options("seed", [0.5, "x"], [], error="TypeError"),
     **options("edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 7)], [(0, 1), (1, 1), (1, 2)]], []),
+    "edges that are wrong beside loss_stages": Bad(
+        {"edges": [(0, 1), (1, 7)], "loss_stages": [2, 1]}, ["edges", "loss_stages [1, 2]"]),
     **options("edges", [[(0, 1)]], ["stage 2 stands in no edge", "loss_stages"]),
     **options("loss_stages", [[5], []], []),
     "an order of microbatches that raises": Bad(
@@ -224,6 +233,9 @@ BAD = {
     "ranks disagree on forward_only": Bad(
         on_rank(1, forward_only=True), ["forward_only", "rank 1"], where="processes"
     ),
+    "a group of rank numbers": Bad(
+        {"group": [0, 1, 2]}, ["group is [0, 1, 2], a list", "new_group"], "TypeError",
+        where="processes"),
     "microbatches on two ranks": Bad(
         on_rank(1, microbatches=[(torch.ones(1, model.WIDTH), 0)] * 4),
         ["microbatches", "rank 1"],

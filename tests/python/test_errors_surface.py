@@ -62,6 +62,69 @@ def test_stage_error_says_where(stage, where):
     assert len(rrfp.run_pipeline(stages, batch(), batch(), LOSS).losses) == 6, "not built anew"
 
 
+class Returning(torch.nn.Module):
+    """Returns what a function makes of its linear output; called with anything."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.make = make
+
+    def forward(self, x):
+        return self.make(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda y: "hello", "from stage 0: a str."),
+        (lambda y: None, "from stage 0: None."),
+        (lambda y: {"x": y}, "from stage 0: a dict of ('x': a tensor of shape (2, 4), float32)."),
+        (lambda y: (y, 1), "from stage 0: a tuple of (a tensor of shape (2, 4), float32; an int)."),
+        (lambda y: [y] * 6, "2 more)."),
+        (lambda y: y[:, :3], "from stage 0: a tensor of shape (2, 3), float32."),
+    ],
+)
+def test_stage_error_says_who_sent_the_input(make, words):
+    with pytest.raises(rrfp.StageError, match="stage 1, forward of microbatch 0") as caught:
+        rrfp.run_pipeline([Returning(make), torch.nn.Linear(4, 4)], batch(), batch(), LOSS)
+    line = str(caught.value).splitlines()[1]
+    assert line.startswith("Its input came ") and line.endswith(words)
+
+
+def test_stage_error_says_what_was_given_to_the_first_stage():
+    inputs = [torch.ones(2, 4, dtype=torch.int64)] * 2
+    with pytest.raises(rrfp.StageError) as caught:
+        rrfp.run_pipeline([torch.nn.Linear(4, 4)], inputs, inputs, LOSS)
+    assert str(caught.value).splitlines()[1] == (
+        "Its input was given as microbatch 0: a tensor of shape (2, 4), int64.")
+
+
+def test_stage_error_says_what_the_loss_function_was_called_with():
+    stages = [torch.nn.Linear(4, 4), Returning(lambda y: None)]
+    with pytest.raises(rrfp.StageError, match="'NoneType' object") as caught:
+        rrfp.run_pipeline(stages, batch(), batch(), LOSS)
+    assert str(caught.value).splitlines()[1] == (
+        "loss_fn was called with what stage 1 returned, None, and a tensor of shape (2, 4), "
+        "float32 as target.")
+
+
+@pytest.mark.parametrize("where", ["F", "B"])
+def test_tracebacks_begin_where_rrfp_ends(where, caplog):
+    with caplog.at_level("DEBUG", logger="rrfp"), pytest.raises(rrfp.StageError) as caught:
+        rrfp.run_pipeline([Failing(where), torch.nn.Linear(4, 4)], batch(), batch(), LOSS)
+    assert "worker.py" not in caught.value.original_traceback
+    assert "test_errors_surface.py" in caught.value.original_traceback
+    assert caught.value.__cause__.__traceback__.tb_frame.f_code.co_filename.find("worker.py") < 0
+    assert "worker.py" in caplog.text, "the whole traceback is nowhere"
+
+
+def test_tracebacks_of_refusals_are_whole():
+    with pytest.raises(rrfp.StageError, match="loss_fn returned a float") as caught:
+        rrfp.run_pipeline([torch.nn.Linear(4, 4)], batch(), batch(), lambda out, target: 1.0)
+    assert "worker.py" in caught.value.original_traceback
+
+
 def test_pipeline_is_closed_after_an_error():
     with rrfp.Pipeline([Failing("F"), torch.nn.Linear(4, 4)]) as pipeline:
         with pytest.raises(rrfp.StageError):

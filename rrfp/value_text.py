@@ -1,0 +1,40 @@
+"""What a value is, in a few words for an error message."""
+
+from collections.abc import Mapping
+
+import torch
+
+_MOST_NAMED = 4  # members of a tuple, list or dict
+
+
+def value_text(value):
+    """Such as ``a tensor of shape (2, 4), float32`` or ``a tuple of (an int, None)``.
+
+    Never raises and reads no element of a tensor.
+    """
+    try:
+        return _describe(value, depth=2)
+    except Exception:  # a type with attributes of its own; it is being reported on already
+        return _with_article(type(value).__name__)
+
+
+def _describe(value, depth):
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"a tensor of shape {tuple(value.shape)}, {dtype}"
+    name = _with_article(type(value).__name__)
+    if not depth or not isinstance(value, (tuple, list, Mapping)):
+        return name
+    if isinstance(value, Mapping):
+        members = [f"{key!r:.40}: {_describe(item, depth - 1)}" for key, item in value.items()]
+    else:
+        members = [_describe(item, depth - 1) for item in value]
+    if len(members) > _MOST_NAMED:
+        members[_MOST_NAMED:] = [f"{len(members) - _MOST_NAMED} more"]
+    return f"{name} of ({'; '.join(members)})"
+
+
+def _with_article(name):
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
