@@ -1,3 +1,4 @@
+# make         print these lines
 # make train   train a small GPT by readiness: once in one process, once as four processes; on
 #              GPUs where there are some
 # make test    every test: Python, C++, C++ under ThreadSanitizer
@@ -19,7 +20,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.rrfp-installed
 
-.PHONY: train test build clean
+.DEFAULT_GOAL := help
+.PHONY: help train test build clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 train: build
 	@echo "rrfp: one process, four worker threads"
@@ -31,6 +36,7 @@ test: build
 	@$(PY) -m pytest $(PYTEST_ARGS); status=$$?; echo $$status > $(STATUS_FILE); exit $$status
 
 build: $(INSTALLED)
+	@echo "rrfp: building what has changed of the C++ core; all of it takes minutes, without a word"
 	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -41,6 +47,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade --retries 1 --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
 	$(PY) -m pip install --quiet --upgrade setuptools wheel pybind11 cmake ninja
+	@echo "rrfp: building the C++ core, which takes minutes and says nothing meanwhile"
 	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	@$(PY) -c 'import torch; torch.version.cuda and print("rrfp: the package index gave the CUDA build of torch", torch.__version__, "- larger than needed, and it works")'
 	@touch $@

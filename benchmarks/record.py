@@ -25,6 +25,12 @@ def processor():
     return platform.machine()
 
 
+def _from_root(script):
+    """A program's path as it is typed at the root of the repository."""
+    path, root = Path(script).resolve(), RESULTS.parents[1]
+    return str(path.relative_to(root) if path.is_relative_to(root) else path.name)
+
+
 def provenance():
     import torch
 
@@ -40,7 +46,7 @@ def provenance():
         "commit": git("rev-parse", "HEAD") or "unknown",
         "uncommitted_changes": bool(git("status", "--porcelain")),
         "real_time_priority": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", _from_root(sys.argv[0]), *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -65,7 +65,7 @@ def make_stage(index, args):
 
 def make_optimizer(stages):
     parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
-    return torch.optim.AdamW(parameters, lr=1.5e-3, betas=(0.9, 0.95), eps=1e-6)
+    return torch.optim.AdamW(parameters, lr=8e-4, betas=(0.9, 0.95), eps=1e-6)
 
 
 def loss_per_token(logits, targets):

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import rrfp
 
+MAX_NORM = 1.0  # of all gradients together
 TOLERANCE = 1e-4  # relative; float32 sums in another order differ by about 1e-6
 
 
@@ -88,6 +89,8 @@ def train(args, stages, rank, documents):
         )
         if step < args.check_steps:
             kept.append(gradients(stages))
+        # The norm over all ranks; one that each rank clips by its own would be another model's.
+        rrfp.clip_grad_norm_(optimizer.param_groups[0]["params"], MAX_NORM)
         optimizer.step()
         losses.append(step_loss(result, weights))
         tokens += sum(costs)
@@ -114,6 +117,7 @@ def plain_loop(args, documents):
             loss.backward()
             total += loss.item()
         kept.append(gradients(stages))
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], MAX_NORM)
         optimizer.step()
         losses.append(total)
     return losses, kept

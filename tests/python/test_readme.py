@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import rrfp
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md"),
                 *ROOT.glob("tests/*.md"), *ROOT.glob("benchmarks/*.md"),
@@ -38,6 +40,7 @@ COMMANDS = {
 }
 PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py",
                  "docs/data_parallel.md": "examples/03_data_parallel.py"}
+RECIPES = {"docs/api.md": "test_api_page.py"}  # pages whose blocks are run one by one
 NOT_RUN = {"text", "diff"}  # languages of blocks that are drawings, or compared elsewhere
 
 
@@ -61,6 +64,8 @@ def test_every_block_is_run_by_a_test(page):
     for language, body in blocks(page):
         if language in NOT_RUN:
             continue
+        if language == "python" and name_of(page) in RECIPES:
+            continue
         if language == "python":
             source = PYTHON_BLOCKS.get(name_of(page))
             assert source, f"{name_of(page)} has a Python block that no test runs:\n{body}"
@@ -79,6 +84,27 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", prose):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+
+
+def test_readme_leads_to_every_page():
+    text = (ROOT / "README.md").read_text()
+    missing = [page.name for page in ROOT.glob("docs/*.md") if f"](docs/{page.name})" not in text]
+    assert not missing, f"no link to {missing}"
+
+
+def test_every_error_is_explained():
+    text = (ROOT / "docs/errors.md").read_text()
+    errors = [name for name in rrfp.__all__ if name.endswith("Error")]
+    assert [n for n in errors if n != "RrfpError" and f"| `{n}` |" not in text] == []
+
+
+def test_make_alone_says_what_there_is():
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    for target in set(targets.split()) - {"help"}:
+        assert re.search(rf"^make {target}\b", done.stdout, re.MULTILINE), done.stdout
+    assert "pip" not in done.stdout
 
 
 def test_quickstart_learns():
