@@ -201,16 +201,11 @@ class StepRequest:
         self.lookahead = _normalise_lookahead(lookahead)
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
-        if callable(targets) and not hasattr(targets, "__iter__"):
-            raise TypeError(
-                f"targets is a {type(targets).__name__}, which looks like a loss_fn; that comes "
-                "after targets, or by name: loss_fn=."
-            )
         self._loss_fns = by_loss_stage("loss_fn", loss_fn, layout, own_stages)
         for stage, function in self._loss_fns.items():
             if not callable(function):
                 raise TypeError(f"loss_fn is a {type(function).__name__}; it must be callable.")
-        self._check_training()
+        self._check_training(targets)
         self.inputs = draw_inputs(microbatches, layout, own_stages, num_microbatches)
         self.targets = draw_targets(targets, layout, own_stages, num_microbatches)
         self.kwargs = draw_kwargs(stage_kwargs, layout, num_microbatches)
@@ -296,7 +291,12 @@ class StepRequest:
             return self.deterministic or self.hint in SPLIT_HINTS
         return bool(split_backward)
 
-    def _check_training(self):
+    def _check_training(self, targets):
+        if callable(targets) and not hasattr(targets, "__iter__"):
+            raise TypeError(
+                f"targets is a {type(targets).__name__}, which looks like a loss_fn; that comes "
+                "after targets, or by name: loss_fn=."
+            )
         for stage in self.layout.loss_stages:
             if stage in self.own_stages and not (self.forward_only or stage in self._loss_fns):
                 raise ValueError(

@@ -14,8 +14,8 @@ from rrfp.tasks import Task
 
 NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1",
          "interleaved", "zbv")
-_CHOICES = (f"one of {NAMES}, a list of the task texts of all ranks, {{rank: list of task texts}}, a "
-            "schedule of torch's (a .csv file, or its text), or a callable rank(task, state)")
+_CHOICES = (f"one of {NAMES}, a list of the task texts of all ranks, {{rank: list of task texts}}, "
+            "a schedule of torch's (a .csv file, or its text), or a callable rank(task, state)")
 SPLIT_HINTS = ("bfw", "zb-h1", "zbv")  # rank W tasks, so backwards are split
 
 
@@ -44,7 +44,7 @@ def normalise_hint(hint, rank_of_stage=None):
     elif isinstance(hint, Sequence):
         texts = list(hint)
     else:
-        raise TypeError(f"hint is a {type(hint).__name__}; pass {_CHOICES}.")
+        raise TypeError(f"hint is {hint!r:.80}; pass {_CHOICES}.")
     for text in texts:
         if not isinstance(text, (str, Task)):
             raise TypeError(
