@@ -1,6 +1,6 @@
 """docs/errors.md shows what a user really sees: three errors of real jobs, as they were raised.
 
-Run as a script it writes the page's blocks anew, the traceback without rrfp's own frames. Times,
+Run as a script it writes the page's blocks anew, the traceback without torch's own frames. Times,
 and what depends on the moment, are left out of the comparison.
 """
 
@@ -26,7 +26,7 @@ def raised(name):
     error = ends[0].error
     assert error and error["type"] == name, transcript
     text = f"rrfp.{name}: {error['text']}".replace(f"{ROOT}/", "").rstrip()
-    # The frames of rrfp and torch, above the user's, are of no interest on the page.
+    # The frames of torch above the user's are of no interest on the page.
     return re.sub(r'(\(most recent call last\):\n).*?(  File "tests/)', r"\1  ...\n\2", text,
                   count=1, flags=re.DOTALL)
 
