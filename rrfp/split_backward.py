@@ -87,6 +87,13 @@ class _Pieces(WeightHalf):
         self._watch = watch
         self._waiting = []  # (PutOff, factors, twigs, gradient, its version when it was taken)
         self._kept = []  # (leaf, gradient)
+        self._owners = ()
+
+    def keep_alive(self, nodes):
+        """Until W is done. A custom function's node goes with the graph before it, though Python
+        holds it (in torch before 2.13), and a gradient edge to it leads nowhere then.
+        """
+        self._owners = nodes
 
     def put_off(self, put_off, factors, twigs, gradient):
         """Leave a product to W, whose output has this gradient."""
@@ -140,6 +147,7 @@ class _Pieces(WeightHalf):
             additions.to_leaves.append((leaf, gradient, (leaf, 0), False))
         self._kept = []
         additions.run()
+        self._owners = ()
 
     def shares_memory(self, tensor):
         address = storage_address(tensor)
@@ -209,6 +217,8 @@ def _begin(memory, graph, roots, gradients, anchor):
         ]
         products.append((put_off, factors, twigs))
     takers = [nodes[put_off.place] for put_off in cut.put_off]
+    if cut.has_foreign:
+        pieces.keep_alive(takers)
     # The engine gives out what arrives at a node, before hooks have changed it.
     is_plain = memory.has_no_hooks() and not cut.has_foreign
     if is_plain:
