@@ -3,19 +3,20 @@
 // nothing is waited for.
 //
 // Threads  announce(): any number of threads, one at a time for one task. The rest: the worker.
-// Progress announce() is wait-free; it allocates nothing.
-// Bound    one announcement per task, fixed at construction.
-// Edges    none of its own: the slot is written before ReadySet::arrive() and read after the
-//          worker has found the bit (R1 there).
-// Lifetime `table` and `order` must outlive it.
-// Cost     collect(): O(log64 tasks) per class and per new announcement.
+// Progress announce() is lock-free (PushList::push()); it allocates nothing.
+// Bound    one announcement per task, fixed at construction; the open ones have room for a few
+//          before collect() allocates.
+// Edges    none of its own: the slot is written before PushList::push() and read by who takes the
+//          list (P1 there).
+// Cost     announce(): one CAS. collect(): O(1) per new announcement, O(open ones).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
-#include "arbiter/hint_order.hpp"
-#include "arbiter/ready_set.hpp"
+#include "base/push_list.hpp"
 
 namespace rrfp {
 
@@ -27,34 +28,30 @@ struct Announcement {
 
 class Announcements {
  public:
-  Announcements(const TaskTable& table, const HintOrder& order)
-      : table_(table),
-        order_(order),
-        is_new_(std::vector<std::int32_t>(table.num_classes(), table.num_microbatches())),
-        slots_(table.num_tasks()),
-        is_known_(table.num_tasks(), false) {
-    open_.reserve(table.num_tasks());
+  // For none of a rank's tasks where num_tasks is 0.
+  explicit Announcements(std::int32_t num_tasks,
+                         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : slots_(num_tasks, memory), is_known_(num_tasks, false, memory), open_(memory) {
+    open_.reserve(std::min(num_tasks, 64));
   }
 
-  // False: this task was announced before, and nothing changed.
+  // False: this task was announced before, or nothing is to be announced; nothing changed.
   bool announce(const Announcement& announcement) {
-    const std::int32_t local = announcement.local;
+    if (slots_.empty()) return false;
+    Slot& slot = slots_[announcement.local];
     // A slot belongs to whoever writes it first. Its sender speaks from one thread at a time.
-    if (slots_[local].local >= 0) return false;
-    slots_[local] = announcement;
-    return is_new_.arrive(table_.class_of(local), order_.index_in_class(local));
+    if (slot.word.local >= 0) return false;
+    slot.word = announcement;
+    new_.push(&slot);
+    return true;
   }
 
   // Moves what is new to the open ones, and drops those for which `is_over` holds.
   template <class IsOver>
-  const std::vector<Announcement>& collect(const IsOver& is_over) {
-    for (std::int32_t task_class = 0; task_class < table_.num_classes(); ++task_class) {
-      for (std::int32_t index; (index = is_new_.head(task_class)) >= 0;) {
-        is_new_.claim(task_class, index);
-        const std::int32_t local = order_.local_in_class(task_class, index);
-        is_known_[local] = true;
-        open_.push_back(slots_[local]);
-      }
+  const std::pmr::vector<Announcement>& collect(const IsOver& is_over) {
+    for (Slot* slot = new_.take_all(); slot != nullptr; slot = slot->next) {
+      is_known_[slot->word.local] = true;
+      open_.push_back(slot->word);
     }
     std::erase_if(open_, is_over);
     return open_;
@@ -62,17 +59,20 @@ class Announcements {
 
   // What collect() has seen of the task, or null.
   const Announcement* of(std::int32_t local) const {
-    return is_known_[local] ? &slots_[local] : nullptr;
+    return !slots_.empty() && is_known_[local] ? &slots_[local].word : nullptr;
   }
 
  private:
-  const TaskTable& table_;
-  const HintOrder& order_;
-  ReadySet<> is_new_;
-  std::vector<Announcement> slots_;  // by local
+  struct Slot {
+    Slot* next = nullptr;  // PushList's
+    Announcement word;
+  };
+
+  PushList<Slot> new_;
+  std::pmr::vector<Slot> slots_;  // by local
   // The worker's.
-  std::vector<bool> is_known_;       // by local
-  std::vector<Announcement> open_;
+  std::pmr::vector<bool> is_known_;  // by local
+  std::pmr::vector<Announcement> open_;
 };
 
 }  // namespace rrfp

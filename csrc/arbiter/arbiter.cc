@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "base/check.hpp"
@@ -12,8 +13,9 @@ namespace {
 
 constexpr std::int32_t kNone = -1;
 
-std::vector<std::int32_t> inverse(const std::vector<std::int32_t>& place_of_microbatch) {
-  std::vector<std::int32_t> microbatch_at_place(place_of_microbatch.size(), kNone);
+std::pmr::vector<std::int32_t> inverse(const std::vector<std::int32_t>& place_of_microbatch,
+                                       std::pmr::memory_resource* memory) {
+  std::pmr::vector<std::int32_t> microbatch_at_place(place_of_microbatch.size(), kNone, memory);
   for (std::size_t m = 0; m < place_of_microbatch.size(); ++m) {
     const auto place = static_cast<std::size_t>(place_of_microbatch[m]);
     RRFP_INVARIANT(place < microbatch_at_place.size() && microbatch_at_place[place] == kNone,
@@ -26,22 +28,25 @@ std::vector<std::int32_t> inverse(const std::vector<std::int32_t>& place_of_micr
 }  // namespace
 
 Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-                 const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times)
+                 const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times,
+                 std::pmr::memory_resource* memory)
     : table_(table),
       order_(order),
       options_(options),
       times_(times),
-      ready_(std::vector<std::int32_t>(table.num_classes(), table.num_microbatches())),
-      claimed_(table.num_tasks()),
-      announced_(table, order),
-      microbatch_at_place_(inverse(place_of_microbatch)),
-      forwards_claimed_(table.num_microbatches(), 0),
-      held_by_(table.num_microbatches(), 0),
+      ready_(std::vector<std::int32_t>(table.num_classes(), table.num_microbatches()), memory),
+      claimed_(table.num_tasks(), memory),
+      announced_(options.waits() ? table.num_tasks() : 0, memory),
+      classes_(memory),
+      by_role_(memory),
+      has_earliest_(options.admission == AdmissionRule::kEarliest ||
+                    options.slack != kUnlimited),
+      microbatch_at_place_(inverse(place_of_microbatch, memory)),
+      progress_(table.num_microbatches(), memory),
       bytes_(options.units_returned ? options.limit_bytes : kUnlimited, options.forward_bytes,
-             table.num_chunks(), table.num_microbatches()),
-      next_place_(table.num_classes(), 0) {
+             table.num_chunks(), table.num_microbatches()) {
   RRFP_INVARIANT(times != nullptr || !options.waits(), "waiting needs the usual times");
-  RRFP_INVARIANT(place_of_microbatch.size() == forwards_claimed_.size(),
+  RRFP_INVARIANT(place_of_microbatch.size() == progress_.size(),
                  "the step's microbatch order has another length than the step");
   RRFP_INVARIANT(options.slack >= kUnlimited && options.limit_units >= kUnlimited,
                  "slack and limit are counts, or kUnlimited");
@@ -57,18 +62,33 @@ Arbiter::Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOp
                      options.limit_units >= order.peak_units(),
                  "the limit is below the peak of the fixed order");
   for (std::int32_t task_class = 0; task_class < table.num_classes(); ++task_class) {
-    keeps_order_.push_back(keeps_order(task_class));
-    switch (table.kind_of_class(task_class)) {
-      case TaskKind::kForward: forward_classes_.push_back(task_class); break;
-      case TaskKind::kBackward:
-      case TaskKind::kInputGrad: backward_classes_.push_back(task_class); break;
-      case TaskKind::kWeightGrad: weight_classes_.push_back(task_class); break;
-    }
+    classes_.push_back({table.kind_of_class(task_class), keeps_order(task_class),
+                        table.chunk_of_class(task_class)});
   }
-  std::stable_sort(backward_classes_.begin(), backward_classes_.end(),
-                   [&](std::int32_t a, std::int32_t b) {
-                     return table.chunk_of_class(a) > table.chunk_of_class(b);
-                   });
+  sort_by_role();
+}
+
+void Arbiter::sort_by_role() {
+  by_role_.resize(classes_.size());
+  std::iota(by_role_.begin(), by_role_.end(), 0);
+  const auto role_of = [&](std::int32_t task_class) {
+    const TaskKind kind = classes_[task_class].kind;
+    return kind == TaskKind::kForward ? 0 : kind == TaskKind::kWeightGrad ? 2 : 1;
+  };
+  std::stable_sort(by_role_.begin(), by_role_.end(), [&](std::int32_t a, std::int32_t b) {
+    if (role_of(a) != role_of(b)) return role_of(a) < role_of(b);
+    return role_of(a) == 1 && classes_[a].chunk > classes_[b].chunk;
+  });
+  const auto of_role = [&](int role) {
+    const auto first = std::find_if(by_role_.begin(), by_role_.end(),
+                                    [&](std::int32_t c) { return role_of(c) == role; });
+    const auto last = std::find_if(first, by_role_.end(),
+                                   [&](std::int32_t c) { return role_of(c) != role; });
+    return std::span<const std::int32_t>(first, last);
+  };
+  forward_classes_ = of_role(0);
+  backward_classes_ = of_role(1);
+  weight_classes_ = of_role(2);
 }
 
 bool Arbiter::arrive(std::int32_t local) {
@@ -180,18 +200,20 @@ std::int32_t Arbiter::forward_of(std::int32_t task_class, HeldBack& held) {
   // The others of the class stand later; the limit treats them alike (units), or must not prefer
   // the smaller ones (bytes). The earliest is the exception.
   if (may_run(head)) return head;
-  if (options_.admission == AdmissionRule::kLevelled || keeps_order_[task_class]) return kNone;
+  if (options_.admission == AdmissionRule::kLevelled || classes_[task_class].keeps_order) {
+    return kNone;
+  }
   const std::int32_t earliest =
       table_.local_in(task_class, microbatch_at_place_[earliest_place_]);
   return earliest != head && is_ready(earliest) && may_run(earliest) ? earliest : kNone;
 }
 
 std::int32_t Arbiter::head_of(std::int32_t task_class) {
-  if (!keeps_order_[task_class]) {
+  if (!classes_[task_class].keeps_order) {
     const std::int32_t index = ready_.head(task_class);
     return index < 0 ? kNone : order_.local_in_class(task_class, index);
   }
-  const std::int32_t place = next_place_[task_class];
+  const std::int32_t place = classes_[task_class].next_place;
   if (place == table_.num_microbatches()) return kNone;
   const std::int32_t next = table_.local_in(task_class, microbatch_at_place_[place]);
   return is_ready(next) ? next : kNone;
@@ -233,48 +255,47 @@ bool Arbiter::within_slack(std::int32_t local) const {
     return true;
   }
   const std::int32_t microbatch = table_.microbatch_of(local);
-  return microbatch == microbatch_at_place_[earliest_place_] && forwards_claimed_[microbatch] > 0;
+  return microbatch == microbatch_at_place_[earliest_place_] &&
+         progress_[microbatch].forwards_claimed > 0;
 }
 
 bool Arbiter::admits(std::int32_t local) const {
   const std::int32_t num_chunks = table_.num_chunks();
   if (options_.admission == AdmissionRule::kLevelled) {
-    return free_units() >= num_chunks - table_.chunk_of_class(table_.class_of(local));
+    return free_units() >= num_chunks - classes_[table_.class_of(local)].chunk;
   }
   const std::int32_t earliest = microbatch_at_place_[earliest_place_];
   if (bytes_.has_limit()) {
-    return bytes_.admits(table_.chunk_of_class(table_.class_of(local)),
+    return bytes_.admits(classes_[table_.class_of(local)].chunk,
                          table_.microbatch_of(local), earliest,
                          unfinished_place_ == earliest_place_);
   }
   if (table_.microbatch_of(local) == earliest) return free_units() >= 1;
-  return free_units() >= num_chunks - held_by_[earliest] + 1;
+  return free_units() >= num_chunks - progress_[earliest].units_held + 1;
 }
 
 std::int64_t Arbiter::due_ns(const Announcement& announcement) const {
-  const std::int32_t task_class = table_.class_of(announcement.local);
+  const Class& of = classes_[table_.class_of(announcement.local)];
   return announcement.received_ns + announcement.expected_ns +
-         times_->travel_ns(table_.kind_of_class(task_class), table_.chunk_of_class(task_class));
+         times_->travel_ns(of.kind, of.chunk);
 }
 
 // This rank's tasks of the kind stand for those of the sender.
 std::int64_t Arbiter::overdue_ns(const Announcement& announcement) const {
-  const std::int32_t task_class = table_.class_of(announcement.local);
-  const double variation =
-      times_->variation(table_.kind_of_class(task_class), table_.chunk_of_class(task_class));
+  const Class& of = classes_[table_.class_of(announcement.local)];
+  const double variation = times_->variation(of.kind, of.chunk);
   return due_ns(announcement) +
          static_cast<std::int64_t>(std::min(kGrace * variation, kMostGrace) *
                                    static_cast<double>(announcement.expected_ns));
 }
 
 double Arbiter::most_wait_ns(std::int32_t chosen) const {
-  const TaskKind kind = kind_of(chosen);
-  const std::int32_t chunk = table_.chunk_of_class(table_.class_of(chosen));
-  const double patience = kind == TaskKind::kForward      ? options_.forward_patience
-                          : kind == TaskKind::kWeightGrad ? options_.weight_patience
-                                                          : 0.0;
-  return patience * std::max(0.0, 1 - kDoubt * times_->variation(kind, chunk)) *
-         static_cast<double>(times_->duration_ns(kind, chunk));
+  const Class& of = classes_[table_.class_of(chosen)];
+  const double patience = of.kind == TaskKind::kForward      ? options_.forward_patience
+                          : of.kind == TaskKind::kWeightGrad ? options_.weight_patience
+                                                             : 0.0;
+  return patience * std::max(0.0, 1 - kDoubt * times_->variation(of.kind, of.chunk)) *
+         static_cast<double>(times_->duration_ns(of.kind, of.chunk));
 }
 
 std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
@@ -296,8 +317,8 @@ std::int64_t Arbiter::wait_until_ns(std::int32_t chosen, std::int64_t now_ns) {
 
 bool Arbiter::would_precede(std::int32_t announced, std::int32_t chosen) const {
   const std::int32_t task_class = table_.class_of(announced);
-  if (keeps_order_[task_class] &&
-      microbatch_at_place_[next_place_[task_class]] != table_.microbatch_of(announced)) {
+  if (classes_[task_class].keeps_order &&
+      microbatch_at_place_[classes_[task_class].next_place] != table_.microbatch_of(announced)) {
     return false;  // others of its class run before it
   }
   const bool before_weight = kind_of(chosen) == TaskKind::kWeightGrad;
@@ -325,35 +346,34 @@ std::int32_t Arbiter::free_units() const {
 
 void Arbiter::move_units(std::int32_t local) {
   const std::int32_t microbatch = table_.microbatch_of(local);
-  std::int32_t taken = 0;
-  ++next_place_[table_.class_of(local)];
-  switch (table_.kind_of_class(table_.class_of(local))) {
-    case TaskKind::kForward:
-      taken = 1;
-      ++forwards_claimed_[microbatch];
-      while (earliest_place_ < table_.num_microbatches() &&
-             forwards_claimed_[microbatch_at_place_[earliest_place_]] == table_.num_chunks()) {
-        ++earliest_place_;
-      }
-      break;
-    case TaskKind::kInputGrad: break;  // the unit stays until its W
-    case TaskKind::kBackward:
-    case TaskKind::kWeightGrad: taken = -1; break;
-  }
-  if (!options_.units_returned) return;
+  Class& of = classes_[table_.class_of(local)];
+  ++of.next_place;
+  // The unit of an I stays until its W.
+  const std::int32_t taken = !options_.units_returned           ? 0
+                             : of.kind == TaskKind::kForward    ? 1
+                             : of.kind == TaskKind::kInputGrad  ? 0
+                                                                : -1;
+  if (has_earliest_) move_earliest(microbatch, of.kind == TaskKind::kForward, taken);
   units_held_ += taken;
-  held_by_[microbatch] += taken;
-  while (unfinished_place_ < earliest_place_ &&
-         held_by_[microbatch_at_place_[unfinished_place_]] == 0) {
-    ++unfinished_place_;
-  }
   if (bytes_.has_limit()) {
-    const std::int32_t chunk = table_.chunk_of_class(table_.class_of(local));
-    if (taken > 0) bytes_.take(chunk, microbatch);
-    if (taken < 0) bytes_.give_back(chunk, microbatch);
+    if (taken > 0) bytes_.take(of.chunk, microbatch);
+    if (taken < 0) bytes_.give_back(of.chunk, microbatch);
   }
   peak_units_ = std::max(peak_units_, units_held_);
   RRFP_INVARIANT(units_held_ >= 0 && free_units() >= 0, "units in flight are out of bounds");
+}
+
+void Arbiter::move_earliest(std::int32_t microbatch, bool is_forward, std::int32_t taken) {
+  progress_[microbatch].forwards_claimed += is_forward;
+  progress_[microbatch].units_held += taken;
+  const auto at = [&](std::int32_t place) { return progress_[microbatch_at_place_[place]]; };
+  while (earliest_place_ < table_.num_microbatches() &&
+         at(earliest_place_).forwards_claimed == table_.num_chunks()) {
+    ++earliest_place_;
+  }
+  while (unfinished_place_ < earliest_place_ && at(unfinished_place_).units_held == 0) {
+    ++unfinished_place_;
+  }
 }
 
 }  // namespace rrfp

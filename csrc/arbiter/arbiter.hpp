@@ -44,10 +44,12 @@
 //            ends, and each task is waited for once.
 //
 // Threads    the rank's worker only (arrive() and announce() excepted).
-// Progress   both are wait-free; select() repeats only when an arrival interferes (ReadySet).
+// Progress   arrive() is wait-free, announce() lock-free; select() repeats only when an arrival
+//            interferes (ReadySet).
 // Bound      all memory is taken at construction.
-// Edges      none of its own; arrive() to select() is ReadySet's R1 and R2.
-// Lifetime   `table`, `order` and `times` must outlive the arbiter.
+// Edges      none of its own; arrive() to select() is ReadySet's R1 and R2, announce() to
+//            select() PushList's P1.
+// Lifetime   `table`, `order`, `times` and `memory` must outlive the arbiter.
 // Cost       select(): O(log64 tasks) per class head, classes being kinds x chunks, and
 //            O(log tasks) for the skip count. commit(): O(log tasks), amortised.
 // Checked    tests/cpp/unit/arbiter_test.cc and arbiter_oracle_test.cc (brute-force twin),
@@ -55,6 +57,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
+#include <span>
 #include <vector>
 
 #include "arbiter/announcements.hpp"
@@ -116,12 +120,14 @@ class Arbiter {
   // `place_of_microbatch[m]`: place of microbatch m in the step's order. `times` may be null
   // where options.waits() is false.
   Arbiter(const TaskTable& table, const HintOrder& order, const ArbiterOptions& options,
-          const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times = nullptr);
+          const std::vector<std::int32_t>& place_of_microbatch, const TaskTimes* times = nullptr,
+          std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
   // Any thread: all inputs of the task are there. False: it had arrived before.
   bool arrive(std::int32_t local);
 
-  // Any thread: the task's input is being computed. False: it was announced before.
+  // Any thread: the task's input is being computed. False: it was announced before, or the
+  // options do not wait.
   bool announce(const Announcement& announcement) { return announced_.announce(announcement); }
 
   // The task to run now, or why there is none. Changes nothing but the round (see Rounds).
@@ -170,10 +176,9 @@ class Arbiter {
   std::int32_t forward_of(std::int32_t task_class, HeldBack& held);
   std::int32_t head_of(std::int32_t task_class);  // heeds the order it keeps
   bool keeps_order(std::int32_t task_class) const;
+  void sort_by_role();
   std::int32_t lower_position(std::int32_t local, std::int32_t other) const;
-  TaskKind kind_of(std::int32_t local) const {
-    return table_.kind_of_class(table_.class_of(local));
-  }
+  TaskKind kind_of(std::int32_t local) const { return classes_[table_.class_of(local)].kind; }
   bool has_rounds() const {
     return order_.rule() == HintRule::kBackwardForward ||
            order_.rule() == HintRule::kRoundsByPosition;
@@ -187,6 +192,7 @@ class Arbiter {
   bool within_slack(std::int32_t local) const;
   std::int32_t free_units() const;
   void move_units(std::int32_t local);
+  void move_earliest(std::int32_t microbatch, bool is_forward, std::int32_t taken);
 
   const TaskTable& table_;
   const HintOrder& order_;
@@ -196,25 +202,33 @@ class Arbiter {
   ClaimedPositions claimed_;
   Announcements announced_;
 
-  // Classes by role, in the order the rules prefer them.
-  std::vector<std::int32_t> forward_classes_;   // lower chunk first
-  std::vector<std::int32_t> backward_classes_;  // B and I, higher chunk first
-  std::vector<std::int32_t> weight_classes_;
+  struct Class {
+    TaskKind kind;
+    bool keeps_order;  // runs in the step's order of microbatches
+    std::int32_t chunk;
+    std::int32_t next_place = 0;  // how many of it have been claimed
+  };
+  std::pmr::vector<Class> classes_;
+  // Classes by role, in the order the rules prefer them: F, lower chunk first; B and I, higher
+  // chunk first; W.
+  std::pmr::vector<std::int32_t> by_role_;
+  std::span<const std::int32_t> forward_classes_, backward_classes_, weight_classes_;
 
   bool second_half_ = false;  // BF, FB: the round has run its first half
   std::int32_t units_held_ = 0;
   std::int32_t peak_units_ = 0;
 
-  // The earliest microbatch, by place in the step's order.
-  std::vector<std::int32_t> microbatch_at_place_;
-  std::vector<std::int32_t> forwards_claimed_;  // by microbatch
-  std::vector<std::int32_t> held_by_;           // units, by microbatch
+  // The earliest microbatch, by place in the step's order; kept where a rule asks for it.
+  bool has_earliest_;
+  struct Progress {
+    std::int32_t forwards_claimed = 0;
+    std::int32_t units_held = 0;
+  };
+  std::pmr::vector<std::int32_t> microbatch_at_place_;
+  std::pmr::vector<Progress> progress_;         // by microbatch
   std::int32_t earliest_place_ = 0;             // num_microbatches: all forwards are claimed
   std::int32_t unfinished_place_ = 0;  // all before it have given their units back
   BytesInFlight bytes_;
-
-  std::vector<bool> keeps_order_;         // by class: runs in the step's order of microbatches
-  std::vector<std::int32_t> next_place_;  // by class: how many of it have been claimed
 };
 
 }  // namespace rrfp

@@ -33,7 +33,7 @@ class BytesInFlight {
       : limit_bytes_(limit_bytes),
         num_microbatches_(num_microbatches),
         sizes_(std::move(sizes)),
-        held_by_(num_microbatches, 0) {
+        held_by_(limit_bytes >= 0 ? num_microbatches : 0, 0) {
     if (!has_limit()) return;
     RRFP_INVARIANT(sizes_.size() == static_cast<std::size_t>(num_chunks) * num_microbatches,
                    "a limit in bytes needs the size of every forward");

@@ -5,10 +5,13 @@
 // Position 0 is preferred. Immutable once built; shared by arbiter, simulator and reports.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
+#include "base/cache_line.hpp"
 #include "base/task.hpp"
 
 namespace rrfp {
@@ -26,20 +29,32 @@ enum class HintRule : std::uint8_t {
 // The tasks of one rank, numbered densely:
 //   local = (kind_slot * num_chunks + chunk) * num_microbatches + microbatch
 // kind_slot counts the kinds in use (F, B or F, I, W); chunk c is the rank's c-th stage.
-class TaskTable {
+// A cache line, and its stages.
+class alignas(kCacheLineBytes) TaskTable {
  public:
   // At least one stage, one kind and one microbatch; no stage and no kind twice.
-  TaskTable(std::vector<std::int32_t> stages, std::vector<TaskKind> kinds,
+  TaskTable(std::vector<std::int32_t> stages, const std::vector<TaskKind>& kinds,
             std::int32_t num_microbatches);
 
   std::int32_t num_tasks() const { return num_classes() * num_microbatches_; }
-  std::int32_t num_chunks() const { return static_cast<std::int32_t>(stages_.size()); }
+  std::int32_t num_chunks() const { return num_chunks_; }
   std::int32_t num_microbatches() const { return num_microbatches_; }
   std::int32_t num_classes() const {  // kinds x chunks
-    return static_cast<std::int32_t>(kinds_.size()) * num_chunks();
+    return num_kinds_ * num_chunks_;
   }
-  Task task(std::int32_t local) const;
-  std::int32_t local(const Task& task) const;  // -1: not a task of this rank
+  Task task(std::int32_t local) const {
+    const std::int32_t task_class = class_of(local);
+    return Task{stages_[chunk_of_class(task_class)], kind_of_class(task_class),
+                microbatch_of(local)};
+  }
+  // -1: not a task of this rank.
+  std::int32_t local(const Task& task) const {
+    const std::int32_t kind_slot = slot_of_kind_[static_cast<std::size_t>(task.kind)];
+    if (kind_slot < 0 || task.microbatch < 0 || task.microbatch >= num_microbatches_) return -1;
+    std::int32_t chunk = 0;
+    while (chunk < num_chunks() && stages_[chunk] != task.stage) ++chunk;
+    return chunk < num_chunks() ? local_in(kind_slot * num_chunks() + chunk, task.microbatch) : -1;
+  }
   std::int32_t local_in(std::int32_t task_class, std::int32_t microbatch) const {
     return task_class * num_microbatches_ + microbatch;
   }
@@ -54,25 +69,29 @@ class TaskTable {
 
  private:
   std::vector<std::int32_t> stages_;
-  std::vector<TaskKind> kinds_;
+  std::int32_t num_chunks_;
+  std::int32_t num_kinds_;
   std::int32_t num_microbatches_;
+  std::array<TaskKind, kNumTaskKinds> kinds_{};            // the first num_kinds_
+  std::array<std::int8_t, kNumTaskKinds> slot_of_kind_{};  // -1: no such kind
 };
 
-class HintOrder {
+class alignas(kCacheLineBytes) HintOrder {
  public:
   // `order` must name each task of the table exactly once; otherwise UserError, which names
   // the task and, for a repeated one, both positions.
-  HintOrder(const TaskTable& table, HintRule rule, const std::vector<Task>& order);
+  HintOrder(const TaskTable& table, HintRule rule, const std::vector<Task>& order,
+            std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
   HintRule rule() const { return rule_; }
-  std::int32_t num_tasks() const { return static_cast<std::int32_t>(local_at_.size()); }
-  std::int32_t local_at(std::int32_t position) const { return local_at_[position]; }
-  std::int32_t position_of(std::int32_t local) const { return position_of_[local]; }
+  std::int32_t num_tasks() const { return num_tasks_; }
+  std::int32_t local_at(std::int32_t position) const { return locals_[num_tasks_ + position]; }
+  std::int32_t position_of(std::int32_t local) const { return places_[local].position; }
 
   // A task's number in ReadySet: tasks of a class are counted in order of position.
-  std::int32_t index_in_class(std::int32_t local) const { return index_in_class_[local]; }
+  std::int32_t index_in_class(std::int32_t local) const { return places_[local].index_in_class; }
   std::int32_t local_in_class(std::int32_t task_class, std::int32_t index) const {
-    return local_in_class_[task_class * tasks_per_class_ + index];
+    return locals_[task_class * tasks_per_class_ + index];
   }
 
   // The most units in flight at once when the order runs as it stands (taken at F, given back
@@ -80,13 +99,19 @@ class HintOrder {
   std::int32_t peak_units() const { return peak_units_; }
 
  private:
+  struct Place {
+    std::int32_t position = -1;
+    std::int32_t index_in_class = 0;
+  };
+
+  // What an arbiter asks for lies on one cache line.
+  std::pmr::vector<Place> places_;  // by local
   HintRule rule_;
   std::int32_t tasks_per_class_;
+  std::int32_t num_tasks_ = 0;
   std::int32_t peak_units_ = 0;
-  std::vector<std::int32_t> local_at_;        // by position
-  std::vector<std::int32_t> position_of_;     // by local
-  std::vector<std::int32_t> index_in_class_;  // by local
-  std::vector<std::int32_t> local_in_class_;  // by class and index
+  // By class and index; behind them, by position.
+  std::pmr::vector<std::int32_t> locals_;
 };
 
 }  // namespace rrfp

@@ -45,7 +45,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <memory_resource>
 #include <vector>
 
 #include "base/check.hpp"
@@ -103,7 +103,8 @@ template <template <class> class Atom = std::atomic, class Steps = ReadySteps<At
 class ReadySet {
  public:
   // tasks_per_class[c] tasks in class c, numbered 0.. by hint position.
-  explicit ReadySet(const std::vector<std::int32_t>& tasks_per_class);
+  explicit ReadySet(const std::vector<std::int32_t>& tasks_per_class,
+                    std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
   // Marks a task ready. False: it had arrived before, and nothing changed.
   bool arrive(std::int32_t task_class, std::int32_t index) {
@@ -143,24 +144,28 @@ class ReadySet {
     return (bits + kReadyWordBits - 1) / kReadyWordBits;
   }
 
-  std::vector<Class> classes_;
-  std::vector<Atom<ReadyWord>> words_;  // all levels and records of all classes
+  static std::size_t words_of(const std::vector<std::int32_t>& tasks_per_class) {
+    std::size_t num_words = 0;
+    for (const std::int32_t num_tasks : tasks_per_class) {
+      RRFP_INVARIANT(num_tasks > 0, "a class of the ready set has no tasks");
+      num_words += words_for(num_tasks);  // the record
+      std::uint32_t level_words = num_tasks;
+      do {
+        level_words = words_for(level_words);
+        num_words += level_words;
+      } while (level_words > 1);
+    }
+    return num_words;
+  }
+
+  std::pmr::vector<Class> classes_;
+  std::pmr::vector<Atom<ReadyWord>> words_;  // all levels and records of all classes
 };
 
 template <template <class> class Atom, class Steps>
-ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class)
-    : classes_(tasks_per_class.size()) {
-  std::size_t num_words = 0;
-  for (const std::int32_t num_tasks : tasks_per_class) {
-    RRFP_INVARIANT(num_tasks > 0, "a class of the ready set has no tasks");
-    num_words += words_for(num_tasks);  // the record
-    std::uint32_t level_words = num_tasks;
-    do {
-      level_words = words_for(level_words);
-      num_words += level_words;
-    } while (level_words > 1);
-  }
-  words_ = std::vector<Atom<ReadyWord>>(num_words);
+ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class,
+                                std::pmr::memory_resource* memory)
+    : classes_(tasks_per_class.size(), memory), words_(words_of(tasks_per_class), memory) {
   Atom<ReadyWord>* next = words_.data();
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     ReadyLevels<Atom>& levels = classes_[c].levels;

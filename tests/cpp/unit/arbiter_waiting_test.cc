@@ -9,40 +9,45 @@ using namespace test;
 
 constexpr ArbiterOptions kPatient{.forward_patience = 0.5, .weight_patience = 1.0};
 
-Rank waiting(HintRule rule, std::int32_t limit = kUnlimited) {
-  ArbiterOptions options = kPatient;
-  options.limit_units = limit;
-  Rank rank(1, {kF, kI, kW}, 4, rule,
-            "0F0 0F1 0I0 0F2 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3", options);
-  rank.times.add_duration(kF, 0, 100);
-  rank.times.add_duration(kW, 0, 100);
-  rank.arrive("0F0 0F1 0F2");
-  rank.next();
-  rank.next();
-  return rank;
-}
+// 0F0 and 0F1 have run; 0F2 is ready. F and W take 100.
+struct Waiting : Rank {
+  explicit Waiting(HintRule rule, std::int32_t limit = kUnlimited)
+      : Rank(1, {kF, kI, kW}, 4, rule, "0F0 0F1 0I0 0F2 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3",
+             with_limit(limit)) {
+    times.add_duration(kF, 0, 100);
+    times.add_duration(kW, 0, 100);
+    arrive("0F0 0F1 0F2");
+    next();
+    next();
+  }
+  static ArbiterOptions with_limit(std::int32_t limit) {
+    ArbiterOptions options = kPatient;
+    options.limit_units = limit;
+    return options;
+  }
+};
 
 // 0I0 stands before 0F2 and is due in half of 0F2's 100: waited for. At its moment it is overdue.
 TEST_CASE(a_forward_waits_for_the_gradient_before_it_and_no_longer_than_announced) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.announce("0I0", 1000, 60);
   CHECK(rank.next(1010) == "wait until 1060");
   CHECK(rank.arbiter.select(1010).blocked == Blocked::kHint);
   CHECK(rank.next(1059) == "wait until 1060");
   CHECK(rank.next(1060) == "0F2");
-  Rank early = waiting(HintRule::kOrder);
+  Waiting early(HintRule::kOrder);
   early.announce("0I0", 1000, 60);
   CHECK(early.next(1009) == "0F2");
 }
 
 // Gradients vary by 4 %, so 0I0 may be late by 16 % of its 60: 9 more.
 TEST_CASE(a_wait_outlasts_the_announced_moment_by_what_such_tasks_vary) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.times.add_duration(kI, 0, 100);
   rank.times.add_duration(kI, 0, 120);  // mean 104, deviation .2 x 20
   rank.announce("0I0", 1000, 60);
   CHECK(rank.next(1009) == "0F2");  // due in 51: the grace makes nobody wait for longer tasks
-  Rank later = waiting(HintRule::kOrder);
+  Waiting later(HintRule::kOrder);
   later.times.add_duration(kI, 0, 100);
   later.times.add_duration(kI, 0, 120);
   later.announce("0I0", 1000, 60);
@@ -53,7 +58,7 @@ TEST_CASE(a_wait_outlasts_the_announced_moment_by_what_such_tasks_vary) {
 
 // The grace is at most what the awaited task usually takes.
 TEST_CASE(a_wait_ends_however_much_tasks_vary) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.times.add_duration(kI, 0, 100);
   rank.times.add_duration(kI, 0, 10000);
   rank.announce("0I0", 1000, 60);
@@ -62,22 +67,22 @@ TEST_CASE(a_wait_ends_however_much_tasks_vary) {
 
 // 0F2 usually takes 101, give or take 1: 0I0 must be due in .5 x (1 - 3 x .0099) x 101 = 49.
 TEST_CASE(what_varies_waits_less) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.times.add_duration(kF, 0, 105);
   rank.announce("0I0", 1000, 60);
   CHECK(rank.next(1010) == "0F2");
-  Rank later = waiting(HintRule::kOrder);
+  Waiting later(HintRule::kOrder);
   later.times.add_duration(kF, 0, 105);
   later.announce("0I0", 1000, 60);
   CHECK(later.next(1011) == "wait until 1060");
-  Rank wild = waiting(HintRule::kOrder);
+  Waiting wild(HintRule::kOrder);
   wild.times.add_duration(kF, 0, 1000);  // mean 280, deviation 180
   wild.announce("0I0", 1000, 60);
   CHECK(wild.next(1059) == "0F2");
 }
 
 TEST_CASE(an_arrival_ends_the_wait) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.announce("0I0", 1000, 60);
   CHECK(rank.next(1020) == "wait until 1060");
   rank.arrive("0I0");
@@ -86,18 +91,18 @@ TEST_CASE(an_arrival_ends_the_wait) {
 }
 
 TEST_CASE(usual_travel_is_part_of_the_moment) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.times.add_travel(kI, 0, 25);
   rank.announce("0I0", 1000, 60);
   CHECK(rank.next(1040) == "wait until 1085");
 }
 
 TEST_CASE(only_what_the_hint_puts_first_is_waited_for) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.announce("0I1", 1000, 40);  // stands behind 0F2
   rank.announce("0F3", 1000, 40);  // a forward, and 0F2 is no W
   CHECK(rank.next(1001) == "0F2");
-  Rank filler = waiting(HintRule::kOrderThenWeight, 3);
+  Waiting filler(HintRule::kOrderThenWeight, 3);
   filler.arrive("0I0");
   CHECK(filler.next(1000) == "0I0");
   filler.arrive("0W0");
@@ -112,20 +117,20 @@ TEST_CASE(only_what_the_hint_puts_first_is_waited_for) {
 }
 
 TEST_CASE(a_round_waits_only_for_what_stands_before_its_forward) {
-  Rank rank = waiting(HintRule::kBackwardForward);
+  Waiting rank(HintRule::kBackwardForward);
   rank.announce("0I1", 1000, 40);  // a backward and its half of the round, but behind 0F2
   CHECK(rank.next(1001) == "0F2");
-  Rank before = waiting(HintRule::kBackwardForward);
+  Waiting before(HintRule::kBackwardForward);
   before.announce("0I0", 1000, 40);
   CHECK(before.next(1001) == "wait until 1040");
 }
 
 TEST_CASE(gradients_start_at_once_and_the_unknown_is_not_waited_for) {
-  Rank rank = waiting(HintRule::kOrder);
+  Waiting rank(HintRule::kOrder);
   rank.announce("0I0", 1000, 40);
   rank.arrive("0I1");
   CHECK(rank.next(1001) == "wait until 1040");  // 0F2 is better placed, and waits
-  Rank gradient = waiting(HintRule::kOrderThenWeight);
+  Waiting gradient(HintRule::kOrderThenWeight);
   gradient.announce("0I0", 1000, 40);
   gradient.next(1040);  // 0F2
   gradient.arrive("0I2 0I1");
