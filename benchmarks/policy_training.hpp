@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -41,8 +42,10 @@ struct Times {
 
 // Keeps to half the limit of its plan: the plan's rule is that of the whole limit.
 struct KeepsToHalf : StepEngine {
-  KeepsToHalf(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times)
-      : StepEngine(plan, rank, times, half_of(plan->arbiter_options(rank))) {}
+  KeepsToHalf(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
+              std::unique_ptr<StepAgreement> agreement, std::pmr::memory_resource* memory)
+      : StepEngine(plan, rank, times, half_of(plan->arbiter_options(rank)),
+                   std::move(agreement), memory) {}
   static ArbiterOptions half_of(ArbiterOptions options) {
     options.limit_units /= 2;
     return options;

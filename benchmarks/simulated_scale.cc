@@ -1,4 +1,5 @@
-// How large a step can be simulated: time and memory of one.
+// How large a step can be simulated: time and memory of one. On a machine that others use, the CPU
+// time is what to compare.
 //
 //   simulated_scale [ranks] [microbatches]     1,024 and 8,192 by default
 #include <sys/resource.h>
@@ -40,8 +41,14 @@ int main(int argc, char** argv) {
   const std::chrono::duration<double> took_s = std::chrono::steady_clock::now() - start;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  std::printf("%d ranks, %d microbatches: %.1f s, %.2f GiB, makespan %.1f units, %s\n", num_ranks,
-              num_microbatches, took_s.count(), static_cast<double>(usage.ru_maxrss) / (1 << 20),
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  std::printf("%d ranks, %d microbatches: %.1f s (%.1f s of CPU), %.2f GiB, makespan %.1f units, "
+              "%s\n",
+              num_ranks, num_microbatches, took_s.count(),
+              seconds(usage.ru_utime) + seconds(usage.ru_stime),
+              static_cast<double>(usage.ru_maxrss) / (1 << 20),
               static_cast<double>(result.makespan_ns) / sim::kUnitNs,
               result.finished ? "finished" : "not finished");
   return result.finished ? 0 : 1;

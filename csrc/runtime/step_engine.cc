@@ -29,37 +29,34 @@ ArbiterOptions options_for(const StepPlan& plan, std::int32_t rank, bool in_grou
 }  // namespace
 
 StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-                       std::unique_ptr<StepAgreement> agreement)
+                       std::unique_ptr<StepAgreement> agreement,
+                       std::pmr::memory_resource* memory)
     : StepEngine(plan, rank, times, options_for(*plan, rank, agreement != nullptr),
-                 std::move(agreement)) {}
+                 std::move(agreement), memory) {}
 
 StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-                       const ArbiterOptions& options, std::unique_ptr<StepAgreement>&& agreement)
+                       const ArbiterOptions& options, std::unique_ptr<StepAgreement>&& agreement,
+                       std::pmr::memory_resource* memory)
     : plan_(std::move(plan)),
       rank_(rank),
       own_times_(times ? nullptr : std::make_unique<TaskTimes>(table().num_chunks())),
       times_(times ? *times : *own_times_),
       agreement_(std::move(agreement)),
       arbiter_(plan_->table(rank), plan_->hint_order(rank), options,
-               places_of(plan_->microbatch_order()), &times_),
-      tasks_(table().num_tasks()),
-      records_(table().num_tasks()) {
-  std::int32_t num_slots = 0;
+               places_of(plan_->microbatch_order()), &times_, memory),
+      tasks_(table().num_tasks(), memory),
+      inputs_(memory) {
+  std::int32_t num_inputs = 0;
   for (std::int32_t local = 0; local < table().num_tasks(); ++local) {
     TaskState& state = tasks_[local];
     const Task task = table().task(local);
-    state.first_slot = num_slots;
-    state.num_slots =
-        own_bits(task.kind) + static_cast<std::int32_t>(senders_of(task).size());
-    if (state.num_slots == 0) {
-      arrive(local);
-    } else {
-      state.wanted = ~std::uint64_t{0} >> (64 - state.num_slots);
-    }
-    num_slots += state.num_slots;
+    state.first_input = num_inputs;
+    state.num_inputs =
+        static_cast<std::int16_t>(own_bits(task.kind) + senders_of(task).size());
+    if (state.num_inputs == 0) arrive(local);
+    num_inputs += state.num_inputs;
   }
-  slots_.assign(num_slots, nullptr);
-  computed_ns_.assign(num_slots, 0);
+  inputs_.resize(num_inputs);
 }
 
 const std::vector<std::int32_t>& StepEngine::senders_of(const Task& task) const {
@@ -86,9 +83,8 @@ Delivery StepEngine::deliver(const Task& target, std::int32_t source_stage, void
                              std::int64_t now_ns, std::int64_t computed_ns) {
   const auto [local, bit] = input_of(target, source_stage);
   if (local < 0) return Delivery::kUnknown;
-  const Input input = computed_ns > 0 ? Input{payload, computed_ns, source_stage}
-                                      : Input{payload, now_ns, -1};
-  return set_bit(local, bit, input, now_ns);
+  return computed_ns > 0 ? set_bit(local, bit, {payload, computed_ns}, source_stage, now_ns)
+                         : set_bit(local, bit, {payload, now_ns}, -1, now_ns);
 }
 
 bool StepEngine::announce(const Task& target, std::int32_t source_stage, std::int64_t expected_ns,
@@ -106,25 +102,26 @@ void StepEngine::learn_travel(std::int32_t local, std::int64_t took_ns) {
   const Announcement* announcement = arbiter_.announcement_of(local);
   if (announcement == nullptr) return;
   times_.add_travel(table().task(local).kind, chunk_of(local),
-                    records_[local].ready_ns - announcement->received_ns - took_ns);
+                    tasks_[local].record.ready_ns - announcement->received_ns - took_ns);
 }
 
 Delivery StepEngine::set_bit(std::int32_t local, std::int32_t bit, const Input& input,
-                             std::int64_t now_ns) {
+                             std::int32_t source, std::int64_t now_ns) {
   TaskState& state = tasks_[local];
   const std::uint64_t mask = std::uint64_t{1} << bit;
   if (state.arrived.load(std::memory_order_relaxed) & mask) return Delivery::kDuplicate;  // S2
-  slots_[state.first_slot + bit] = input.payload;
-  computed_ns_[state.first_slot + bit] = input.computed_ns;
+  inputs_[state.first_input + bit] = input;
   const std::uint64_t before = state.arrived.fetch_or(mask, std::memory_order_acq_rel);  // S1
   RRFP_INVARIANT((before & mask) == 0, "two threads delivered one input of " +
                                            to_text(table().task(local)) + " at once");
-  if ((before | mask) != state.wanted) return Delivery::kWaiting;
-  const auto first = computed_ns_.begin() + state.first_slot;
-  TaskRecord& record = records_[local];
-  record.ready_ns = now_ns;
-  record.computed_ns = *std::max_element(first, first + state.num_slots);
-  record.last_source = input.source;
+  if ((before | mask) != state.wanted()) return Delivery::kWaiting;
+  std::int64_t computed_ns = inputs_[state.first_input].computed_ns;
+  for (std::int32_t i = 1; i < state.num_inputs; ++i) {
+    computed_ns = std::max(computed_ns, inputs_[state.first_input + i].computed_ns);
+  }
+  state.record.ready_ns = now_ns;
+  state.record.computed_ns = computed_ns;
+  state.record.last_source = source;
   return arrive(local) ? Delivery::kReady : Delivery::kWaiting;
 }
 
@@ -141,9 +138,10 @@ Choice StepEngine::claim(std::int64_t now_ns) {
   passed_ = {};
   if (choice.overtaken > 0) note_passed();
   arbiter_.commit(choice);
-  tasks_[choice.local].is_claimed = true;
-  records_[choice.local].claimed_ns = now_ns;
-  records_[choice.local].overtaken = choice.overtaken;
+  TaskState& state = tasks_[choice.local];
+  state.is_claimed = true;
+  state.record.claimed_ns = now_ns;
+  state.record.overtaken = choice.overtaken;
   return choice;
 }
 
@@ -155,8 +153,7 @@ void StepEngine::note_passed() {
   passed_.passed_kind = missing.task.kind;
   passed_.passed_microbatch = missing.task.microbatch;
   passed_.lacks_stage = missing.source_stage;
-  const TaskState& state = tasks_[local];
-  if (state.arrived.load(std::memory_order_relaxed) != state.wanted) {  // S3
+  if (!has_all_inputs(local)) {
     passed_.passed_why = Blocked::kInput;
   } else if (agreement_ != nullptr && agreement_->absentees(local) != 0) {
     passed_.passed_why = Blocked::kAgreement;
@@ -180,20 +177,21 @@ std::vector<void*> StepEngine::take_inputs(std::int32_t local) {
   const TaskState& state = tasks_.at(local);
   RRFP_INVARIANT(state.is_claimed,
                  "inputs of " + to_text(table().task(local)) + " taken before its claim");
-  const auto first = slots_.begin() + state.first_slot;
-  std::vector<void*> inputs(first, first + state.num_slots);
-  std::fill(first, first + state.num_slots, nullptr);
-  return inputs;
+  std::vector<void*> payloads;
+  for (std::int32_t i = 0; i < state.num_inputs; ++i) {
+    payloads.push_back(std::exchange(inputs_[state.first_input + i].payload, nullptr));
+  }
+  return payloads;
 }
 
 void StepEngine::retire(std::int32_t local, std::int64_t now_ns) {
-  TaskRecord& record = records_.at(local);
+  TaskState& state = tasks_.at(local);
   const Task task = table().task(local);
-  RRFP_INVARIANT(tasks_[local].is_claimed, to_text(task) + " was retired but never claimed");
-  RRFP_INVARIANT(!tasks_[local].is_retired, to_text(task) + " was retired twice");
-  tasks_[local].is_retired = true;
-  record.retired_ns = now_ns;
-  times_.add_duration(task.kind, chunk_of(local), now_ns - record.claimed_ns);
+  RRFP_INVARIANT(state.is_claimed, to_text(task) + " was retired but never claimed");
+  RRFP_INVARIANT(!state.is_retired, to_text(task) + " was retired twice");
+  state.is_retired = true;
+  state.record.retired_ns = now_ns;
+  times_.add_duration(task.kind, chunk_of(local), now_ns - state.record.claimed_ns);
   ++num_retired_;
   release_dependents(task, now_ns);
 }
@@ -202,7 +200,7 @@ void StepEngine::retire(std::int32_t local, std::int64_t now_ns) {
 void StepEngine::release_dependents(const Task& task, std::int64_t now_ns) {
   const auto release = [&](TaskKind kind) {
     const std::int32_t local = table().local({task.stage, kind, task.microbatch});
-    if (local >= 0) set_bit(local, 0, {nullptr, now_ns, -1}, now_ns);
+    if (local >= 0) set_bit(local, 0, {nullptr, now_ns}, -1, now_ns);
   };
   if (task.kind == TaskKind::kForward) {
     release(TaskKind::kBackward);
@@ -238,10 +236,7 @@ StepEngine::Absent StepEngine::absent() const {
   const HintOrder& order = plan_->hint_order(rank_);
   for (std::int32_t at = arbiter_.first_unclaimed_position(); at < order.num_tasks(); ++at) {
     const std::int32_t local = order.local_at(at);
-    const TaskState& state = tasks_[local];
-    if (state.is_claimed || state.arrived.load(std::memory_order_relaxed) != state.wanted) {  // S3
-      continue;
-    }
+    if (tasks_[local].is_claimed || !has_all_inputs(local)) continue;
     const std::uint32_t members = agreement_->absentees(local);
     if (members != 0) return {table().task(local), std::countr_zero(members)};
   }
@@ -270,9 +265,9 @@ bool StepEngine::needs_members(std::uint32_t members) const {
 
 std::vector<void*> StepEngine::drain() {
   std::vector<void*> payloads;
-  for (void*& slot : slots_) {
-    if (slot != nullptr) payloads.push_back(slot);
-    slot = nullptr;
+  for (Input& input : inputs_) {
+    if (input.payload != nullptr) payloads.push_back(input.payload);
+    input.payload = nullptr;
   }
   return payloads;
 }

@@ -16,8 +16,9 @@
 // Threads  deliver(), announce() and needs(): any thread; deliveries of one input come one after
 //          another (an edge has one sender, and a sender's messages come from one thread at a
 //          time). Everything else: the rank's worker.
-// Progress deliver() and announce() are wait-free and allocate nothing.
-// Bound    Everything is sized by the plan at construction.
+// Progress deliver() is wait-free, announce() lock-free; both allocate nothing.
+// Bound    Everything is sized by the plan at construction. What belongs to a task lies together,
+//          a cache line each: a simulation of a thousand ranks waits for memory most of all.
 // Edges    S1  deliver()'s RMW is acq_rel: whoever completes the set has acquired what every
 //              earlier deliver() wrote; ReadySet's R1 passes it on to the worker.
 //          S2  The look for a duplicate before the RMW is relaxed: deliveries of one input are
@@ -31,11 +32,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <utility>
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
 #include "arbiter/step_agreement.hpp"
+#include "base/cache_line.hpp"
 #include "runtime/decision_log.hpp"
 #include "runtime/step_plan.hpp"
 
@@ -61,9 +64,10 @@ struct TaskRecord {
 class StepEngine {
  public:
   // `times` is learnt from and added to; null: the step has its own, and knows nothing at first.
-  // `agreement`: null where this rank decides alone.
+  // `agreement`: null where this rank decides alone. `memory` must outlive the engine.
   StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times = nullptr,
-             std::unique_ptr<StepAgreement> agreement = nullptr);
+             std::unique_ptr<StepAgreement> agreement = nullptr,
+             std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
   // The output of `source_stage` for `target` (an F), or its gradient for `target` (a B or I),
   // which another rank had computed at computed_ns; 0: this rank did, or it is not known.
@@ -96,7 +100,7 @@ class StepEngine {
   const StepPlan& plan() const { return *plan_; }
   const TaskTable& table() const { return plan_->table(rank_); }
   const Arbiter& arbiter() const { return arbiter_; }
-  const TaskRecord& record(std::int32_t local) const { return records_.at(local); }
+  const TaskRecord& record(std::int32_t local) const { return tasks_.at(local).record; }
 
   // Null where this rank decides alone.
   const StepAgreement* agreement() const { return agreement_.get(); }
@@ -129,17 +133,22 @@ class StepEngine {
  protected:
   // Tests put other rules in the place of the plan's.
   StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, TaskTimes* times,
-             const ArbiterOptions& options,
-             std::unique_ptr<StepAgreement>&& agreement = nullptr);
+             const ArbiterOptions& options, std::unique_ptr<StepAgreement>&& agreement,
+             std::pmr::memory_resource* memory);
 
  private:
-  struct TaskState {
-    std::uint64_t wanted = 0;                // one bit per input
-    std::int32_t first_slot = 0;             // of its payloads in slots_
-    std::int32_t num_slots = 0;
-    std::atomic<std::uint64_t> arrived{0};   // S1
+  struct Input {
+    void* payload = nullptr;
+    std::int64_t computed_ns = 0;
+  };
+  struct alignas(kCacheLineBytes) TaskState {
+    std::atomic<std::uint64_t> arrived{0};   // S1; one bit per input
+    std::int32_t first_input = 0;            // in inputs_
+    std::int16_t num_inputs = 0;
     bool is_claimed = false;
     bool is_retired = false;
+    TaskRecord record;
+    std::uint64_t wanted() const { return ~std::uint64_t{0} >> (64 - num_inputs); }  // not of 0
   };
 
   std::int32_t chunk_of(std::int32_t local) const {
@@ -152,14 +161,16 @@ class StepEngine {
   // The task and the bit of an input; {-1, -1}: no such task or edge.
   std::pair<std::int32_t, std::int32_t> input_of(const Task& target,
                                                  std::int32_t source_stage) const;
-  struct Input {
-    void* payload = nullptr;
-    std::int64_t computed_ns = 0;
-    std::int32_t source = -1;  // TaskRecord::last_source, if it comes last
-  };
-  Delivery set_bit(std::int32_t local, std::int32_t bit, const Input& input, std::int64_t now_ns);
+  // `source`: TaskRecord::last_source, if it comes last.
+  Delivery set_bit(std::int32_t local, std::int32_t bit, const Input& input, std::int32_t source,
+                   std::int64_t now_ns);
   void release_dependents(const Task& task, std::int64_t now_ns);
   Missing missing_of(std::int32_t local) const;
+  bool has_all_inputs(std::int32_t local) const {
+    const TaskState& state = tasks_[local];
+    return state.num_inputs == 0 ||
+           state.arrived.load(std::memory_order_relaxed) == state.wanted();  // S3
+  }
   bool arrive(std::int32_t local);  // true: it can run now
   void note_passed();
 
@@ -169,11 +180,9 @@ class StepEngine {
   TaskTimes& times_;
   std::unique_ptr<StepAgreement> agreement_;  // null: none
   Arbiter arbiter_;
-  std::vector<TaskState> tasks_;     // by local
-  std::vector<void*> slots_;         // payloads, task by task, input by input
-  std::vector<std::int64_t> computed_ns_;  // likewise; S1
-  std::vector<TaskRecord> records_;  // by local
-  std::vector<std::int32_t> none_;   // senders of a W
+  std::pmr::vector<TaskState> tasks_;  // by local
+  std::pmr::vector<Input> inputs_;     // task by task; S1
+  std::vector<std::int32_t> none_;     // senders of a W
   std::int32_t num_retired_ = 0;
   Decision passed_;  // only what the last choice passed over
 };

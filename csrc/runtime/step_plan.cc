@@ -164,7 +164,7 @@ void StepPlan::check_limits() const {
 void StepPlan::make_tables() {
   std::vector<TaskKind> kinds{TaskKind::kForward};
   if (options_.split_backward && !options_.forward_only) {
-    kinds.insert(kinds.end(), {TaskKind::kInputGrad, TaskKind::kWeightGrad});
+    kinds = {TaskKind::kForward, TaskKind::kInputGrad, TaskKind::kWeightGrad};
   } else if (!options_.forward_only) {
     kinds.push_back(TaskKind::kBackward);
   }
@@ -282,8 +282,9 @@ StepPlan::Orders StepPlan::positions_of_rule(HintRule rule, const Orders& ties) 
 }
 
 void StepPlan::set_orders(HintRule rule, const Orders& orders) {
+  orders_.reserve(graph_->num_ranks());
   for (std::int32_t rank = 0; rank < graph_->num_ranks(); ++rank) {
-    orders_.emplace_back(tables_[rank], rule, orders[rank]);
+    orders_.emplace_back(tables_[rank], rule, orders[rank], &memory_);
   }
 }
 

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
 #include "arbiter/arbiter.hpp"
 #include "arbiter/hint_order.hpp"
+#include "base/large_pages.hpp"
 #include "base/task.hpp"
 #include "runtime/hint_policy.hpp"
 #include "runtime/stage_graph.hpp"
@@ -103,6 +105,8 @@ class StepPlan {
   std::shared_ptr<const StageGraph> graph_;
   StepOptions options_;
   std::vector<TaskTable> tables_;
+  LargePages pages_;
+  std::pmr::monotonic_buffer_resource memory_{&pages_};  // of orders_
   std::vector<HintOrder> orders_;
   std::vector<std::int32_t> limits_;
   std::string guarded_order_;

@@ -12,10 +12,7 @@ namespace {
 class Network {
  public:
   Network(const StageGraph& graph, const WorldOptions& options, WorldResult& result)
-      : graph_(graph),
-        options_(options),
-        result_(result),
-        latest_arrival_ns_(static_cast<std::size_t>(graph.num_ranks()) * graph.num_ranks(), 0) {}
+      : graph_(graph), options_(options), result_(result), links_(graph.num_ranks()) {}
 
   std::int64_t arrival_ns(const Task& from, std::int32_t target_stage, std::int64_t now_ns) {
     const std::int64_t latency_ns = options_.latency_ns(from, target_stage);
@@ -26,8 +23,8 @@ class Network {
       ++result_.lost;
       return kNever;
     }
-    std::int64_t& latest_ns = latest_arrival_ns_[graph_.rank_of(from.stage) * graph_.num_ranks() +
-                                                 graph_.rank_of(target_stage)];
+    std::int64_t& latest_ns =
+        latest_arrival_ns(graph_.rank_of(from.stage), graph_.rank_of(target_stage));
     std::int64_t at_ns = now_ns + latency_ns;
     if (options_.fifo_links) at_ns = std::max(at_ns, latest_ns);
     if (at_ns < latest_ns) ++result_.reordered;
@@ -45,10 +42,23 @@ class Network {
   }
 
  private:
+  struct Link {
+    std::int32_t to = -1;
+    std::int64_t latest_arrival_ns = 0;
+  };
+
+  std::int64_t& latest_arrival_ns(std::int32_t from, std::int32_t to) {
+    auto& links = links_[from];
+    const auto link =
+        std::find_if(links.begin(), links.end(), [&](const Link& l) { return l.to == to; });
+    return link != links.end() ? link->latest_arrival_ns
+                               : links.emplace_back(Link{to, 0}).latest_arrival_ns;
+  }
+
   const StageGraph& graph_;
   const WorldOptions& options_;
   WorldResult& result_;
-  std::vector<std::int64_t> latest_arrival_ns_;  // by directed pair of ranks
+  std::vector<std::vector<Link>> links_;  // by sending rank: those that it has used
   std::int64_t arrival_ns_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <utility>
 
 #include "runtime/step_engine.hpp"
@@ -69,8 +70,10 @@ struct WrongMicrobatch : StepEngine {
 // Admits whenever a unit is free for the chunk, also where one must stay with the earliest.
 struct AdmitsWithoutReservation : StepEngine {
   AdmitsWithoutReservation(std::shared_ptr<const StepPlan> plan, std::int32_t rank,
-                           TaskTimes* times)
-      : StepEngine(plan, rank, times, options_of(*plan, rank)) {}
+                           TaskTimes* times, std::unique_ptr<StepAgreement> agreement,
+                           std::pmr::memory_resource* memory)
+      : StepEngine(plan, rank, times, options_of(*plan, rank),
+                   std::move(agreement), memory) {}
   static ArbiterOptions options_of(const StepPlan& plan, std::int32_t rank) {
     ArbiterOptions options = plan.arbiter_options(rank);
     options.admission = AdmissionRule::kLevelled;
