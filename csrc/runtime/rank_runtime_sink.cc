@@ -260,8 +260,8 @@ void RankRuntime::check_departed(const Step& step) {
     return abort({StatusCode::kClosed, peer,
                   "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
                       std::to_string(rank()) + " is in step " + std::to_string(step.number) +
-                      " and still needs it. Call every rank of the pipeline the same number of "
-                      "times"});
+                      " and still needs it. Call run_pipeline (or step) on every rank the same "
+                      "number of times"});
   }
 }
 
