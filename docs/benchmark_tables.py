@@ -1,7 +1,9 @@
 """A writer for each kind of file in benchmarks/results: its figures as Markdown tables."""
 
 import json
+import string
 from pathlib import Path
+from statistics import geometric_mean
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"
 
@@ -132,7 +134,7 @@ def gpu_schedules(study):
         for step in run["steps"]:
             found = cells.setdefault(step["run"], [""] * len(study["runs"]))
             found[at] = f"{step['median_ms']:.0f} ({step['over_ideal']:.2f})"
-    letters = "ABCD"[:len(study["runs"])]
+    letters = string.ascii_uppercase[:len(study["runs"])]
     notes = "; ".join(f"{letter}: {run['note']}"
                       for letter, run in zip(letters, study["runs"], strict=True))
     return f"{notes}.\n\n" + table(["run", *letters], [[n, *found] for n, found in cells.items()])
@@ -192,9 +194,14 @@ def step_draws(lines):
 
 
 def gpu_lengths(results):
-    rows = [[row["run"], f"{row['ratio']:.3f}", f"{row['simulated_ratio']:.3f}",
-             f"{row['real_over_simulated']:.3f}"]
-            for row in results["rows"] if row["what"] == "all draws"]
+    """Geometric means over the draws."""
+    by_run = {}
+    for row in results["rows"]:
+        if row["what"] == "step":
+            by_run.setdefault(row["run"], []).append(row)
+    columns = ("ratio", "simulated_ratio", "real_over_simulated")
+    rows = [[run, *(f"{geometric_mean([row[name] for row in of_run]):.3f}" for name in columns)]
+            for run, of_run in by_run.items()]
     return table(["run", "speed-up", "as simulated", "real over simulated"], rows)
 
 

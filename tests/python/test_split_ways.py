@@ -237,3 +237,31 @@ def test_change_in_place_between_the_halves_is_an_error(memory):
                 half.run()
         else:
             half.run()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, a, b, c, s: x @ WeightOnly.apply(a),
+    lambda x, a, b, c, s: F.linear(x, WeightOnly.apply(a) + WeightOnly.apply(b), s),
+], ids=["alone", "in a group"])
+def test_a_custom_function_of_a_weight_lives_until_its_weight_half(function):
+    """The pipeline drops the graph after I; torch before 2.13 then drops such a node."""
+    module = _Way(function)
+    parameters = list(module.parameters.values())
+    x = torch.randn(4, WIDTH, dtype=torch.float64)
+    module(x.clone().requires_grad_()).square().sum().backward()
+    plain = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    memory = SplitMemory()
+    for _ in range(2):  # the second by the kept cut
+        anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
+        loss = module(entered(anchor, x)).square().sum()
+        half = run_input_half([loss], [torch.ones_like(loss)], anchor, memory=memory)
+        assert half.fused_because is None
+        del loss, anchor
+        gc.collect()
+        half.run()
+    for parameter, want in zip(parameters, plain):
+        assert (parameter.grad is None) == (want is None)
+        if want is not None:
+            assert torch.allclose(parameter.grad, 2 * want, rtol=1e-10, atol=1e-10)
