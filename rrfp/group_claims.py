@@ -10,6 +10,8 @@ import time
 
 import torch
 
+from rrfp.rendezvous import count_key
+
 _LOOK_S = 0.05
 # A rank that forms two groups one after the other is named by the second while it waits for the
 # first, if the others are quick: for so long that is no mistake.
@@ -74,7 +76,7 @@ class GroupClaims:
         corner.set(f"card/{place}", pickle.dumps({"error": text}))
         # It counts as a set-up of this rank, which the next one of that group comes after.
         group, generation = claim["corner"].rsplit("/", 1)
-        num_set_ups = f"{group}/set-ups of rank {place}"
+        num_set_ups = count_key(group, place)
         if self._store.add(num_set_ups, 0) < int(generation):
             self._store.add(num_set_ups, 1)
 

@@ -57,6 +57,11 @@ def master_host():
     return os.environ.get("MASTER_ADDR", "")
 
 
+def count_key(corner, rank):
+    """Of the store: how many set-ups a rank has begun in a corner."""
+    return f"{corner}/set-ups of rank {rank}"
+
+
 class Rendezvous:
     """One set-up: a corner of the store that only these ranks use, and only this time."""
 
@@ -68,11 +73,12 @@ class Rendezvous:
         # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
         # is not ahead of the others when they set up a pipeline.
         corner = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
-        self._counts = torch.distributed.PrefixStore(f"{corner}/set-ups of rank ", store)
+        self._counts = [count_key(corner, rank) for rank in range(member.num_ranks)]
+        self._shared = store
         with self.store_reachable():
             # Counted in the store and not here: a process that takes a dead one's place has not
             # seen the set-ups before it.
-            generation = self._counts.add(str(member.rank), 1)
+            generation = store.add(self._counts[member.rank], 1)
         self._num_exchanges = 0
         self.corner = f"{corner}/{generation}"
         self._store = torch.distributed.PrefixStore(self.corner, store)
@@ -127,7 +133,7 @@ class Rendezvous:
     def ranks_ahead(self):
         """Ranks that have begun a set-up of these ranks which this rank has not begun yet."""
         with self.store_reachable():
-            counts = [self._counts.add(str(rank), 0) for rank in range(self.member.num_ranks)]
+            counts = [self._shared.add(key, 0) for key in self._counts]
         return [rank for rank, count in enumerate(counts) if count > counts[self.member.rank]]
 
     def time_left_ms(self):
