@@ -117,6 +117,8 @@ class Additions:
                 and total.layout is gradient.layout is torch.strided
                 and total.shape == gradient.shape
                 and variable.requires_grad
+                and not (total.is_neg() or total.is_conj() or gradient.is_neg()
+                         or gradient.is_conj())  # lazy bits, which lists of tensors may not have
                 and (id(variable) in free or self._watch.is_free(leaf, variable))
             ):
                 sums.append(total)

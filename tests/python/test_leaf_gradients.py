@@ -183,8 +183,10 @@ class _Special(nn.Parameter):
         lambda m: setattr(m[2].weight, "grad", m[0].weight.grad),
         lambda m: setattr(m[0], "weight", _Special(m[0].weight.data)),
         lambda m: setattr(m[0].weight, "grad", m[0].weight.grad.to_sparse()),
+        lambda m: setattr(m[0].weight, "grad", torch._neg_view(m[0].weight.grad)),
     ],
-    ids=["none", "frozen", "column major", "one memory", "special parameter", "sparse gradient"],
+    ids=["none", "frozen", "column major", "one memory", "special parameter", "sparse gradient",
+         "lazily negated"],
 )
 def test_odd_gradients_are_those_of_a_plain_loop(change):
     modules = _module(), _module()
