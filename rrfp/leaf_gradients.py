@@ -40,9 +40,9 @@ class HookWatch:
             self.num_changes += 1
             self.free.clear()
 
-    def count_own(self):
-        """Hooks set since the last look are no leaf's."""
-        self._counted = RemovableHandle.next_id
+    def count_own(self, number):
+        """So many hooks set since the last look are no leaf's; those of other threads stay seen."""
+        self._counted += number
 
     def is_free(self, leaf, variable):
         """Whether a leaf's node and its variable have no hooks, now; then it is ``free``.
@@ -56,11 +56,11 @@ class HookWatch:
         # All hooks of a kind on one node share a dictionary, which a new handle shows.
         for register in (leaf.register_prehook, leaf.register_hook):
             handle = register(_no_hook)
+            self.count_own(1)
             hooks = handle.hooks_dict_ref()
             handle.remove()
             if hooks:
                 return False
-        self.count_own()
         self.free.add(id(variable))
         return True
 

@@ -33,6 +33,9 @@ class Factors(NamedTuple):
 class Product:
     """How gradients of some edges are computed for any node of a kind; holds no tensor.
 
+    A kind's class has ``gradients(gradient, factors, transposed)``: those of the edges, given that
+    of the output; ``transposed`` says for each how.
+
     Attributes:
         indices: The edges, ascending.
         is_leaf: Whether what is added to the product is a leaf.
@@ -103,10 +106,6 @@ class Product:
             are_column_major.append(strides[0] == 1 and strides[1] == sizes[0])
         numbers = [getattr(node, name) for name in self._numbers]
         return Factors(tensors, versions, numbers, are_column_major, first_edge)
-
-    def gradients(self, gradient, factors, transposed):
-        """Those of the edges, given that of the output; ``transposed`` says for each how."""
-        raise NotImplementedError
 
 
 def _scaled(gradient, factor):

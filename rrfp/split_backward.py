@@ -227,7 +227,7 @@ def _begin(memory, graph, roots, gradients, anchor):
         for node, product in zip(takers, products):
             _take_at(node, pieces, product)
         if memory.watch is not None:
-            memory.watch.count_own()
+            memory.watch.count_own(len(takers))
     values = gradients_of(targets, roots, gradients)
     for leaf, gradient in zip(kept, values[1:]):
         pieces.keep(leaf, gradient)

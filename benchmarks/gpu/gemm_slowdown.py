@@ -9,18 +9,13 @@ and without messages alternate; a slow-down is that of medians, and rank 0 sends
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import threading
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import record
 import torch
 import torch.distributed as dist
+import two_gpus
 from torch import nn
 
 import rrfp
@@ -133,22 +128,15 @@ def main():
     parser.add_argument("--transports", nargs="+", default=["ipc", "nccl"])
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    rank, device = two_gpus.join("cpu:gloo,cuda:nccl")
     rows = []
     for transport in arguments.transports:
         for shape in SHAPES:
             rows.append(measure(shape, transport, rank, device))
             if rank == 0:
                 print(json.dumps(rows[-1]), flush=True)
-    if rank == 0 and arguments.out:
-        record.write(
-            arguments.out, {"device": f"2x {torch.cuda.get_device_name(device)}", "rows": rows}
-        )
-    dist.barrier()
-    dist.destroy_process_group()
+    two_gpus.keep(arguments.out, {"rows": rows})
+    two_gpus.leave()
 
 
 if __name__ == "__main__":

@@ -12,17 +12,12 @@ fixed 1F1B order over the variant's. Each row is printed as soon as it is known.
 import argparse
 import json
 import math
-import os
 import random
 import statistics
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import record
 import torch
 import torch.distributed as dist
+import two_gpus
 from first_step import BLOCKS, MICROBATCHES, WIDTH, Block, step_ms
 from split_cost import Enter
 from torch import nn
@@ -182,10 +177,7 @@ def main():
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    rank, device = two_gpus.join()
     rows = []
 
     def tell(row):
@@ -199,12 +191,8 @@ def main():
     stage = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(device, torch.bfloat16)
     for seed in range(arguments.draws):
         measure_draw(seed, stage, rank, device, tell)
-    if rank == 0 and arguments.out:
-        record.write(
-            arguments.out, {"device": f"2x {torch.cuda.get_device_name(device)}", "rows": rows}
-        )
-    dist.barrier()
-    dist.destroy_process_group()
+    two_gpus.keep(arguments.out, {"rows": rows})
+    two_gpus.leave()
 
 
 if __name__ == "__main__":

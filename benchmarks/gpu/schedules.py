@@ -14,16 +14,10 @@ printed as soon as it is known.
 import argparse
 import copy
 import json
-import os
 import statistics
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import record
 import torch
-import torch.distributed as dist
+import two_gpus
 from first_step import BLOCKS, MICROBATCHES, TOKENS, WIDTH, Block, step_ms
 from torch import nn
 from torch.distributed.pipelining import (
@@ -193,10 +187,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    rank, device = two_gpus.join()
 
     def tell(row):
         if rank == 0:
@@ -211,10 +202,8 @@ def main():
     for case in arguments.cases:
         runs.append(Case(case, blocks, rank, device, tell).measure(arguments.rounds))
         torch.cuda.empty_cache()
-        if rank == 0 and arguments.out:
-            record.write(arguments.out, {"device": f"2x {card}", "runs": runs})
-    dist.barrier()
-    dist.destroy_process_group()
+        two_gpus.keep(arguments.out, {"runs": runs})
+    two_gpus.leave()
 
 
 if __name__ == "__main__":

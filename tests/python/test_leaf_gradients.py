@@ -230,3 +230,17 @@ def test_without_a_watch_the_engine_adds(monkeypatch):
     for seed in range(3):
         _microbatch(module, memory, seed)
     assert passes == [5, 5, 5]
+
+
+def test_a_hook_of_another_thread_is_not_taken_for_an_own():
+    """Set between a look and the hooks by which the watch looks at another leaf."""
+    modules = _module()
+    first, second = modules[0].weight, modules[2].weight
+    leaves = [torch.autograd.graph.get_gradient_edge(p).node for p in (first, second)]
+    watch = HookWatch()
+    watch.look()
+    assert watch.is_free(leaves[0], first) and id(first) in watch.free
+    first.register_hook(lambda gradient: None)
+    assert watch.is_free(leaves[1], second)
+    watch.look()
+    assert not watch.free and not watch.is_free(leaves[0], first)

@@ -27,25 +27,34 @@ class _Plain(torch.autograd.Function):
         return None, None, gradient * 2
 
 
+def _plain_microbatch(module):
+    """(input, plain gradients of the parameters), whose own are None again."""
+    x = torch.randn(4, WIDTH, dtype=torch.float64)
+    module(x.clone().requires_grad_()).square().sum().backward()
+    plain = [parameter.grad for parameter in module.parameters.values()]
+    for parameter in module.parameters.values():
+        parameter.grad = None
+    return x, plain
+
+
+def _check_gradients(module, wanted):
+    for parameter, want in zip(module.parameters.values(), wanted, strict=True):
+        assert (parameter.grad is None) == (want is None)
+        if want is not None:
+            assert torch.allclose(parameter.grad, want, rtol=1e-10, atol=1e-10)
+        parameter.grad = None
+
+
 def _gradients(memory, modules):
     """Parameter gradients of a microbatch for each module, through one memory and plain."""
     found = []
     for module in modules:
-        parameters = list(module.parameters.values())
-        x = torch.randn(4, WIDTH, dtype=torch.float64)
-        module(x.clone().requires_grad_()).square().sum().backward()
-        plain = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
+        x, plain = _plain_microbatch(module)
         anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
         loss = module(entered(anchor, x)).square().sum()
         half = run_input_half([loss], [torch.ones_like(loss)], anchor, memory=memory)
         half.run()
-        for parameter, want in zip(parameters, plain):
-            assert (parameter.grad is None) == (want is None)
-            if want is not None:
-                assert torch.allclose(parameter.grad, want, rtol=1e-10, atol=1e-10)
-            parameter.grad = None
+        _check_gradients(module, plain)
         found.append(half.fused_because)
     return found
 
@@ -246,12 +255,7 @@ def test_change_in_place_between_the_halves_is_an_error(memory):
 def test_a_custom_function_of_a_weight_lives_until_its_weight_half(function):
     """The pipeline drops the graph after I; torch before 2.13 then drops such a node."""
     module = _Way(function)
-    parameters = list(module.parameters.values())
-    x = torch.randn(4, WIDTH, dtype=torch.float64)
-    module(x.clone().requires_grad_()).square().sum().backward()
-    plain = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
+    x, plain = _plain_microbatch(module)
     memory = SplitMemory()
     for _ in range(2):  # the second by the kept cut
         anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
@@ -261,7 +265,4 @@ def test_a_custom_function_of_a_weight_lives_until_its_weight_half(function):
         del loss, anchor
         gc.collect()
         half.run()
-    for parameter, want in zip(parameters, plain):
-        assert (parameter.grad is None) == (want is None)
-        if want is not None:
-            assert torch.allclose(parameter.grad, 2 * want, rtol=1e-10, atol=1e-10)
+    _check_gradients(module, [want if want is None else 2 * want for want in plain])
