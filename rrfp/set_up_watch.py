@@ -4,6 +4,7 @@
 others, it alone begins a set-up, and each side would wait for the other until its time is over.
 """
 
+import threading
 import time
 
 from rrfp.errors import PeerLostError
@@ -16,6 +17,27 @@ _SURE_AFTER_S = 10.0
 _SURE_AFTER_SHARE = 0.25  # of the time-out, where that is less
 
 
+class _Look(threading.Thread):
+    """One look into the store, which answers late or never when its host is out of reach; the wait
+    that wants to know must not wait for that.
+
+    Attributes:
+        ahead: Once it is over: the ranks that are, none where nobody knows.
+    """
+
+    def __init__(self, rendezvous):
+        super().__init__(name="rrfp set-up look", daemon=True)
+        self._rendezvous = rendezvous
+        self.ahead = []
+        self.start()
+
+    def run(self):
+        try:
+            self.ahead = self._rendezvous.ranks_ahead()
+        except PeerLostError:  # the peers themselves are watched in the core
+            pass
+
+
 class SetUpWatch:
     """Looks, while this rank waits before a step, whether a rank it waits for does something else.
 
@@ -24,6 +46,7 @@ class SetUpWatch:
 
     def __init__(self, rendezvous):
         self._rendezvous = rendezvous
+        self._look = None  # the one under way, or the last
 
     def hear(self, runtime, peer, timeout_s, step):
         """A peer's control message; None when the time is over.
@@ -33,6 +56,8 @@ class SetUpWatch:
         Raises:
             RanksParted: The same on every rank, those that set up included.
         """
+        if self._look is not None and not self._look.is_alive():
+            self._look = None  # of an earlier wait
         now_s = time.monotonic()
         end_s, together_s = now_s + timeout_s, now_s
         sure_after_s = min(_SURE_AFTER_S, _SURE_AFTER_SHARE * timeout_s)
@@ -42,17 +67,14 @@ class SetUpWatch:
             now_s = time.monotonic()
             if body is not None or now_s >= end_s:
                 return body
-            ahead = self._ranks_ahead()
+            if self._look is not None and self._look.is_alive():
+                continue
+            ahead = self._look.ahead if self._look is not None else []
             if not ahead:
                 together_s = now_s
             elif now_s - together_s >= sure_after_s:
                 self._part(ahead[0], end_s - now_s, step)
-
-    def _ranks_ahead(self):
-        try:
-            return self._rendezvous.ranks_ahead()
-        except PeerLostError:  # nobody's store: the peers themselves are watched in the core
-            return []
+            self._look = _Look(self._rendezvous)
 
     def _part(self, ahead, timeout_s, step):
         """Take part in the set-up, to refuse it: so all ranks hear of it and stay in step."""
