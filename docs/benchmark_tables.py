@@ -3,7 +3,7 @@
 import json
 import string
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean, median
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"
 
@@ -140,6 +140,21 @@ def gpu_schedules(study):
     return f"{notes}.\n\n" + table(["run", *letters], [[n, *found] for n, found in cells.items()])
 
 
+def gpu_jitter(results):
+    rows = []
+    for row in (row for row in results["rows"] if row["what"] == "step"):
+        span = _range(min(row["speed_ups"]), max(row["speed_ups"]))
+        rows.append([row["level"], row["run"], f"{row['median_ms']:.0f}",
+                     f"{row['speed_up']:.2f} ({span})",
+                     f"{row['simulated_speed_up']:.2f}", str(row["peak_units"]),
+                     f"{row['host_us']:.0f}", f"{row['gil_late_us'][1]:.0f}"])
+    launches = [row["us_a_task"] for row in results["rows"] if row["what"] == "launch"]
+    return (f"With tasks of no length a step takes {_range(min(launches), max(launches), 0)} us a "
+            "task, all ranks together.\n\n"
+            + table(["level", "run", "step, ms", "speed-up (rounds)", "simulated", "peak units",
+                     "host, us a task", "late for the interpreter, us (95 %)"], rows))
+
+
 def gpu_first_step(study):
     rows = [[run["note"], step["run"], f"{step['median_ms']:.0f}", f"{step['over_ideal']:.2f}"]
             for run in study["runs"] for step in run["steps"]]
@@ -199,10 +214,13 @@ def gpu_lengths(results):
     for row in results["rows"]:
         if row["what"] == "step":
             by_run.setdefault(row["run"], []).append(row)
-    columns = ("ratio", "simulated_ratio", "real_over_simulated")
-    rows = [[run, *(f"{geometric_mean([row[name] for row in of_run]):.3f}" for name in columns)]
+    columns = ("ratio", "simulated_ratio", "simulated_in_run_ratio", "real_over_simulated_in_run")
+    rows = [[run, *(f"{geometric_mean([row[name] for row in of_run]):.3f}" for name in columns),
+             f"{median(row['sm_mhz'] for row in of_run):.0f}",
+             f"{100 * mean(mean(row['slower_than_at_rest']) - 1 for row in of_run):.0f} %"]
             for run, of_run in by_run.items()]
-    return table(["run", "speed-up", "as simulated", "real over simulated"], rows)
+    return table(["run", "speed-up", "simulated, at rest", "simulated, in run",
+                  "real over simulated, in run", "clock, MHz", "tasks slower than at rest"], rows)
 
 
 def gpu_gemm_slowdown(results):

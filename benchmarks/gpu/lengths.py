@@ -5,8 +5,12 @@ simulated world gives for the durations measured here.
 
 The blocks of first_step.py, 16 microbatches of one sequence each; lengths are log-normal with a
 coefficient of variation of 0.4 and a mean of 4,096 tokens. For each draw every task is first timed
-alone, halves of backwards too; then the variants alternate in rounds. A ratio is the time of the
-fixed 1F1B order over the variant's. Each row is printed as soon as it is known.
+alone on a GPU at rest, halves of backwards too; then the variants alternate in rounds. A ratio is
+the time of the fixed 1F1B order over the variant's. Each row is printed as soon as it is known.
+
+A GPU at its power limit computes the slower the busier it is kept. So the simulated world is asked
+twice: with the durations at rest, and with those times what the kernels of this very variant took
+over the same kernels at rest (`simulated_in_run`; a profiled step of each round gives that).
 """
 
 import argparse
@@ -14,6 +18,7 @@ import json
 import math
 import random
 import statistics
+import time
 
 import torch
 import torch.distributed as dist
@@ -91,6 +96,17 @@ class Tasks:
     def weight_half(self):
         self.half.run()
 
+    def whole(self, halves):
+        """All of the microbatch, for its kernels, as far apart from others as in seconds()."""
+        torch.cuda._sleep(AHEAD_CYCLES)
+        self.forward()
+        if halves:
+            self.input_half()
+            self.weight_half()
+        else:
+            self.backward()
+        Enter.gradients.clear()
+
     def seconds(self):
         """{kind: seconds}, medians of three."""
         times = {kind: [] for kind in "FBIW"}
@@ -108,9 +124,34 @@ class Tasks:
         return {kind: statistics.median(t) for kind, t in times.items()}
 
 
-def simulated_s(tables, lengths, options):
+class Rest:
+    """The tasks of a draw on GPUs at rest, of both ranks."""
+
+    def __init__(self, stage, rank, inputs, targets):
+        tasks = [Tasks(stage, rank, x, t) for x, t in zip(inputs, targets, strict=True)]
+        mine = [each.seconds() for each in tasks]
+        kernels = [  # of F and B; of F, I and W
+            two_gpus.kernel_s(lambda halves=halves: [each.whole(halves) for each in tasks])
+            for halves in (False, bool(rank))]
+        gathered = [None, None]
+        dist.all_gather_object(gathered, (mine, kernels))
+        self.tables, self.kernels = zip(*gathered, strict=True)
+
+    def sums(self):
+        return [{kind: round(sum(task[kind] for task in table), 4) for kind in "FBIW"}
+                for table in self.tables]
+
+    def slower(self, stage, name, kernel_s):
+        """How much longer than at rest its tasks took where its kernels took kernel_s."""
+        is_split = "split_backward" in VARIANTS[name]
+        kinds = "FIW" if is_split else "FB"
+        whole = sum(task[kind] for task in self.tables[stage] for kind in kinds)
+        return 1 + (kernel_s - self.kernels[stage][is_split]) / whole
+
+
+def simulated_s(tables, slower, lengths, options):
     def duration(kind, stage, microbatch):
-        return tables[stage][microbatch][kind]
+        return slower[stage] * tables[stage][microbatch][kind]
 
     return rrfp.simulate(
         duration, num_stages=2, num_microbatches=MICROBATCHES, latency=LATENCY_S, costs=lengths,
@@ -141,35 +182,47 @@ class Runs:
         return run
 
 
-def measure_draw(seed, stage, rank, device, tell):
+def measure_draw(seed, stage, rank, device, clocks, tell):
     lengths = draw_lengths(seed)
     torch.manual_seed(100 + seed)
     inputs = [torch.randn(1, tokens, WIDTH, device=device, dtype=torch.bfloat16)
               for tokens in lengths]
     targets = [torch.randn_like(x) for x in inputs]
-    mine = [Tasks(stage, rank, x, t).seconds() for x, t in zip(inputs, targets, strict=True)]
-    tables = [None, None]
-    dist.all_gather_object(tables, mine)
-    tell({"what": "draw", "seed": seed, "tokens": lengths, "stage_s": [
-        {kind: round(sum(task[kind] for task in table), 4) for kind in "FBIW"}
-        for table in tables]})
+    rest = Rest(stage, rank, inputs, targets)
+    tell({"what": "draw", "seed": seed, "tokens": lengths, "stage_s": rest.sums()})
     runs = Runs(stage, rank, inputs, targets, lengths)
-    times = {name: [] for name in VARIANTS}
+    times, kernels = ({name: [] for name in VARIANTS} for _ in range(2))
+    state = {}
     for _ in range(ROUNDS):
         for name in VARIANTS:
             stage.zero_grad()
             step_ms(runs.step(name), device)
+            began = time.monotonic()
             times[name] += [step_ms(runs.step(name), device) for _ in range(STEPS)]
-    expected = {name: simulated_s(tables, lengths, options) for name, options in VARIANTS.items()}
+            state[name] = clocks.since(began)
+            kernels[name].append(two_gpus.kernel_s(runs.step(name)))
+    own = {name: statistics.median(each) for name, each in kernels.items()}
+    both = [None, None]
+    dist.all_gather_object(both, own)
+    slower = {name: [rest.slower(at, name, both[at][name]) for at in (0, 1)] for name in VARIANTS}
+    expected = {
+        name: [simulated_s(rest.tables, factors, lengths, options)
+               for factors in ([1, 1], slower[name])]
+        for name, options in VARIANTS.items()
+    }
     base_ms = statistics.median(times[BASELINE])
     for name in VARIANTS:
         ms = statistics.median(times[name])
-        ratio, simulated = base_ms / ms, expected[BASELINE] / expected[name]
-        tell({"what": "step", "seed": seed, "run": name, "median_ms": round(ms, 2),
-              "simulated_ms": round(1000 * expected[name], 2), "ratio": round(ratio, 4),
-              "simulated_ratio": round(simulated, 4),
-              "real_over_simulated": round(ratio / simulated, 4),
-              "host_us_a_task_rank0": runs.host_us[name]})
+        row = {"what": "step", "seed": seed, "run": name, "median_ms": round(ms, 2),
+               "ratio": round(base_ms / ms, 4), **state[name],
+               "slower_than_at_rest": [round(factor, 4) for factor in slower[name]],
+               "host_us_a_task_rank0": runs.host_us[name]}
+        for at, what in enumerate(("simulated", "simulated_in_run")):
+            ratio = expected[BASELINE][at] / expected[name][at]
+            row[f"{what}_ms"] = round(1000 * expected[name][at], 2)
+            row[f"{what}_ratio"] = round(ratio, 4)
+            row[f"real_over_{what}"] = round(base_ms / ms / ratio, 4)
+        tell(row)
 
 
 def main():
@@ -189,9 +242,11 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     stage = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(device, torch.bfloat16)
+    clocks = two_gpus.Clocks(device.index)
     for seed in range(arguments.draws):
-        measure_draw(seed, stage, rank, device, tell)
-    two_gpus.keep(arguments.out, {"rows": rows})
+        measure_draw(seed, stage, rank, device, clocks, tell)
+        two_gpus.keep(arguments.out, {"rows": rows})
+    clocks.close()
     two_gpus.leave()
 
 

@@ -7,14 +7,16 @@ The model of first_step.py, 16 microbatches; a case is how many sequences of 2,0
 with a `c` where both sides get their blocks compiled by torch.compile. One stage per rank, or two
 of half the size in loop or V placement. The ideal is a stage alone times 17/16. `launch_ms` is the
 same on sequences of 16 tokens, which leave nothing to do but to launch: where it comes near the
-time of the stage alone, the host decides and not the GPU. Runs alternate in rounds; each row is
-printed as soon as it is known.
+time of the stage alone, the host decides and not the GPU. `kernel_ms` and the clock say how much of
+a difference is the GPU's own (two_gpus.py). Runs alternate in rounds; each row is printed as soon
+as it is known.
 """
 
 import argparse
 import copy
 import json
 import statistics
+import time
 
 import torch
 import two_gpus
@@ -119,8 +121,8 @@ def parse_case(case):
 class Case:
     """All runs of one case on this rank."""
 
-    def __init__(self, case, blocks, rank, device, tell):
-        self.rank, self.device, self.tell = rank, device, tell
+    def __init__(self, case, blocks, rank, device, clocks, tell):
+        self.rank, self.device, self.clocks, self.tell = rank, device, clocks, tell
         self.sequences, self.note = parse_case(case)
         if "c" in case:
             blocks = copy.deepcopy(blocks)
@@ -135,6 +137,7 @@ class Case:
         self.inputs, targets = batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES)
         self.short = [x[:1, :16].contiguous() for x in self.inputs]
         self.reports, self.times, self.peaks, self.failed = {}, {}, {}, {}
+        self.states = {}  # of the GPU, in the last round
         self.runs = {
             "stage alone": self.alone,
             **rrfp_runs(self.whole, halves, rank, self.inputs, targets, self.reports),
@@ -153,9 +156,13 @@ class Case:
                 if name in self.failed:
                     continue
                 self.whole.zero_grad()
+                began = time.monotonic()
                 failure = measure(name, step, self.device, self.times, self.peaks)
                 if failure is not None:
                     self.failed[name] = failure
+                elif number == rounds - 1:
+                    self.states[name] = {**self.clocks.since(began), "kernel_ms": round(
+                        1000 * two_gpus.kernel_s(step), 1)}
                 self.tell({"what": "round", "case": self.note, "run": name, "failed": failure,
                            "ms": [round(t, 2) for t in self.times.get(name, [])[-STEPS:]]})
             took = step_ms(lambda: self.alone(self.short), self.device)
@@ -175,7 +182,7 @@ class Case:
     def row(self, name, ideal):
         ms = statistics.median(self.times[name])
         row = {"run": name, "median_ms": round(ms, 2), "over_ideal": round(ms / ideal, 4),
-               "peak_gib_rank0": self.peaks[name]}
+               "peak_gib_rank0": self.peaks[name], **self.states.get(name, {})}
         if name in self.reports:
             row["host_us_a_task_rank0"] = host_us(self.reports[name])
         return row
@@ -198,11 +205,13 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     blocks = [Block().to(device, torch.bfloat16) for _ in range(BLOCKS // 2)]
+    clocks = two_gpus.Clocks(device.index)
     runs = []
     for case in arguments.cases:
-        runs.append(Case(case, blocks, rank, device, tell).measure(arguments.rounds))
+        runs.append(Case(case, blocks, rank, device, clocks, tell).measure(arguments.rounds))
         torch.cuda.empty_cache()
         two_gpus.keep(arguments.out, {"runs": runs})
+    clocks.close()
     two_gpus.leave()
 
 

@@ -1,11 +1,22 @@
-"""How the benchmarks that run as one process on each of two GPUs, under torchrun, begin and end."""
+"""How the benchmarks that run as one process on each of two GPUs, under torchrun, begin and end;
+and what the GPUs themselves did meanwhile.
+
+A GPU at its power limit lowers its clock: the busier a schedule keeps it, the longer the same
+kernels take. So beside a step's time stand the time of its kernels and the clock.
+"""
 
 import os
+import statistics
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -24,6 +35,60 @@ def keep(out, results):
     """Write a result file of that name from rank 0; without a name, none."""
     if out and dist.get_rank() == 0:
         record.write(out, {"device": f"2x {torch.cuda.get_device_name()}", **results})
+
+
+def kernel_s(work):
+    """Seconds in which at least one kernel of ``work`` ran on this rank's GPU."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+        torch.cuda.synchronize()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end) for event in profiled.events()
+        if event.device_type == DeviceType.CUDA and is_kernel(event.name)
+    )
+    busy_us = end = 0
+    for start, stop in spans:
+        busy_us += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return busy_us / 1e6
+
+
+def is_kernel(name):
+    """Not a copy, nor torch.cuda._sleep()."""
+    return not name.startswith(("Memcpy", "Memset")) and "spin_kernel" not in name
+
+
+class Clocks:
+    """The clock of this rank's GPU, from nvidia-smi, in the background."""
+
+    QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,clocks_event_reasons.sw_power_cap",
+             "--format=csv,noheader,nounits", "--loop-ms=50"]
+
+    def __init__(self, index):
+        self._samples = []  # (when, MHz, W, whether its power limit holds it back)
+        self._asking = subprocess.Popen([*self.QUERY, f"--id={index}"], text=True,
+                                        stdout=subprocess.PIPE)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self._asking.stdout:
+            mhz, watts, capped = line.split(",")
+            self._samples.append(
+                (time.monotonic(), float(mhz), float(watts), capped.strip() == "Active"))
+
+    def since(self, began):
+        """Medians since time.monotonic() was ``began``; {} where there was no sample."""
+        samples = [sample for sample in self._samples if sample[0] >= began]
+        if not samples:
+            return {}
+        _, mhz, watts, capped = zip(*samples, strict=True)
+        return {"sm_mhz": statistics.median(mhz), "watts": round(statistics.median(watts)),
+                "at_power_limit": round(statistics.mean(capped), 2)}
+
+    def close(self):
+        self._asking.kill()
+        self._asking.wait()
 
 
 def leave():

@@ -27,9 +27,10 @@
 // Progress  While a payload is awaited or on its way, progress() never returns 0, so that its
 //           thread does not sleep: the device cannot ring a doorbell.
 // Abort     The abort flag and the loss of a peer are looked at before any word is believed.
-//           Streams that wait for a message are freed by release_streams() and abort(); the sink
-//           knows by then that what they go on with is worth nothing. When progress() itself is
-//           held up for held_up_ms, a ProgressGuard reports this rank lost and frees them.
+//           Streams that wait for a message are freed by release_streams() and abort(), and by the
+//           loss of who sends it; the sink knows by then that what they go on with is worth
+//           nothing. When progress() itself is held up for held_up_ms, a ProgressGuard reports
+//           this rank lost and frees them.
 // Bound     The destructor waits kSettleMs at most for copies under way and for the peers to
 //           let go of this rank's memory; what is not settled by then is left to the process.
 // Cost      Per message: one control message each way (two from the sender with NCCL), one
@@ -152,6 +153,8 @@ class DeviceTransport final : public Transport, private MessageSink {
   void hand_over(std::int32_t peer_rank, Arrival* arrival);
   std::size_t finish_handed(std::int32_t peer_rank);
   void free_streams();
+  void free_streams(const Peer& peer);  // those that wait for what it sends
+  bool may_streams_wait() const;
   void give_up_progress();
   std::size_t progress_all(std::int64_t now_ns);
   void start_arrivals(std::int32_t peer_rank);

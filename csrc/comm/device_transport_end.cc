@@ -1,4 +1,5 @@
 // How messages end early: abort, the loss of a peer, errors of the device, the destructor.
+#include <algorithm>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -54,11 +55,19 @@ void DeviceTransport::release_streams() {
 // Streams that wait go on with whatever lies in the payload's place.
 void DeviceTransport::free_streams() {
   std::lock_guard lock(handed_mutex_);
-  for (const Peer& peer : peers_) {
-    for (const WordPoint& arrived : peer.handed) {
-      if (!word_reached(arrived)) reach_word(arrived);
-    }
+  for (const Peer& peer : peers_) free_streams(peer);
+}
+
+void DeviceTransport::free_streams(const Peer& peer) {
+  for (const WordPoint& arrived : peer.handed) {
+    if (!word_reached(arrived)) reach_word(arrived);
   }
+}
+
+bool DeviceTransport::may_streams_wait() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !std::all_of(peer.handed.begin(), peer.handed.end(), word_reached);
+  });
 }
 
 // The guard's thread: the progress thread has been inside a call for too long.
@@ -86,7 +95,9 @@ std::size_t DeviceTransport::settle(std::int32_t peer_rank) {
   }
   std::size_t done = peer.departing.size() - kept;
   peer.departing.resize(kept);
-  if (kept == 0 && !is_late && !peer.has_let_go) {
+  // To unmap memory takes the driver's lock, which a worker may hold while it waits for a stream
+  // (the first launch of a kernel does): so not before the last stream is free.
+  if (kept == 0 && !is_late && !peer.has_let_go && !may_streams_wait()) {
     channel_->let_go(peer_rank);
     peer.has_let_go = true;
   }
@@ -126,6 +137,8 @@ void DeviceTransport::lose(std::int32_t peer_rank, const Status& status) {
   if (peer.was_reported_lost || is_aborted_.load(std::memory_order_acquire)) return;  // A1
   peer.was_reported_lost = true;
   sink_->on_peer_lost(peer_rank, status);
+  std::lock_guard lock(handed_mutex_);
+  free_streams(peer);  // what it owed never comes, and the sink knows that by now
 }
 
 void DeviceTransport::protocol_error(std::int32_t peer_rank, const std::string& what) {

@@ -60,8 +60,7 @@ void RankRuntime::join_progress_thread() {
   if (has_joined_ || is_closed_ || options_.is_driven) return;
   ProgressThread::instance().add(this);
   has_joined_ = true;
-  // The members of a group sleep on a bell of their own, which no descriptor goes with.
-  if (agreement_ == nullptr) progress_.share(this);
+  progress_.share(this);
   if (!progress_.is_shared()) return;
   wake_.open();
   sends_.open();
@@ -215,7 +214,7 @@ void RankRuntime::sleep(WorkerProgress::Hold& hold, std::uint32_t ticket,
   // No bell rings when the device has run dry, or has got all that this rank owes its peers.
   if (step_->promised.size() > 0) timeout_ns = std::min(timeout_ns, kLookNs);
   if (agreement_ != nullptr) {
-    agreement_->bell().wait(ticket, timeout_ns);
+    hold.wait(agreement_->bell(), ticket, timeout_ns);
   } else {
     hold.wait(wake_, ticket, timeout_ns);
   }

@@ -44,6 +44,17 @@ void WorkerProgress::Hold::wait(WakeBell& bell, std::uint32_t ticket, std::int64
   bell.wait(ticket, std::min(timeout_ns, kRetryNs));  // the thread is inside, for one pass
 }
 
+void WorkerProgress::Hold::wait(SharedEventCount& bell, std::uint32_t ticket,
+                                std::int64_t timeout_ns) {
+  const bool has_core = progress_.is_shared() && !progress_.options_.spin_yields;
+  if (!has_core) return spin_and_sleep(bell, ticket, timeout_ns);
+  if (!take()) return bell.wait(ticket, std::min(timeout_ns, kRetryNs));
+  const std::int64_t end_ns = progress_.now() + timeout_ns;
+  if (move_and_spin(bell, ticket, end_ns)) return;
+  give_back();
+  bell.wait(ticket, end_ns - progress_.now());
+}
+
 void WorkerProgress::Hold::lend() {
   if (!has_turn_) return;
   has_turn_ = false;
@@ -72,7 +83,8 @@ bool WorkerProgress::Hold::may_spin(std::int64_t now_ns) {
   return true;
 }
 
-void WorkerProgress::Hold::spin_and_sleep(WakeBell& bell, std::uint32_t ticket,
+template <class Bell>
+void WorkerProgress::Hold::spin_and_sleep(Bell& bell, std::uint32_t ticket,
                                           std::int64_t timeout_ns) {
   std::int64_t now_ns = progress_.now();
   const std::int64_t end_ns = now_ns + timeout_ns;
@@ -83,17 +95,22 @@ void WorkerProgress::Hold::spin_and_sleep(WakeBell& bell, std::uint32_t ticket,
   bell.wait(ticket, end_ns - now_ns);
 }
 
-void WorkerProgress::Hold::move_and_sleep(WakeBell& bell, std::uint32_t ticket,
-                                          std::int64_t timeout_ns) {
-  Transport& transport = progress_.transport_;
-  const std::int64_t end_ns = progress_.now() + timeout_ns;
+template <class Bell>
+bool WorkerProgress::Hold::move_and_spin(Bell& bell, std::uint32_t ticket, std::int64_t end_ns) {
   while (true) {
     const std::int64_t now_ns = progress_.now();
-    const std::size_t handled = transport.progress(now_ns);
-    if (bell.prepare() != ticket || now_ns >= end_ns) return;
-    if (handled > 0 || may_spin(now_ns)) continue;
-    bell.wait_or_readable(ticket, std::min(end_ns - now_ns, kLongestSleepNs),
-                          transport.wait_fd());
+    const std::size_t handled = progress_.transport_.progress(now_ns);
+    if (bell.prepare() != ticket || now_ns >= end_ns) return true;
+    if (handled == 0 && !may_spin(now_ns)) return false;
+  }
+}
+
+void WorkerProgress::Hold::move_and_sleep(WakeBell& bell, std::uint32_t ticket,
+                                          std::int64_t timeout_ns) {
+  const std::int64_t end_ns = progress_.now() + timeout_ns;
+  while (!move_and_spin(bell, ticket, end_ns)) {
+    bell.wait_or_readable(ticket, std::min(end_ns - progress_.now(), kLongestSleepNs),
+                          progress_.transport_.wait_fd());
   }
 }
 

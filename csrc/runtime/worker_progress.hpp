@@ -6,6 +6,9 @@
 // usually takes less than kShortTaskNs it only lends the transport, and moves what has piled up
 // when it comes back; before longer ones, and whenever its wait is over, it gives it back.
 //
+// The bell of an agreement group lies in shared memory, and no descriptor goes with it: a member
+// moves its messages only while it spins, where a core is spared for that, and sleeps without.
+//
 // Threads   pass(): the progress thread. A Hold: one waiting call of the worker (or of whoever
 //           closes the pipeline), on its stack. Two Holds at a time are safe: one has the turn.
 // Progress  pass() never waits for the worker, nor a Hold for the progress thread longer than
@@ -58,6 +61,7 @@ class WorkerProgress {
 
     // Returns at a notify() of the bell after prepare(), at the time-out, or spuriously.
     void wait(WakeBell& bell, std::uint32_t ticket, std::int64_t timeout_ns);
+    void wait(SharedEventCount& bell, std::uint32_t ticket, std::int64_t timeout_ns);
     // The worker will be back very soon; does nothing when it has nothing to lend.
     void lend();
     void give_back();
@@ -65,7 +69,11 @@ class WorkerProgress {
    private:
     bool take();
     bool may_spin(std::int64_t now_ns);
-    void spin_and_sleep(WakeBell& bell, std::uint32_t ticket, std::int64_t timeout_ns);
+    template <class Bell>
+    void spin_and_sleep(Bell& bell, std::uint32_t ticket, std::int64_t timeout_ns);
+    // Moves messages until the bell rings or end_ns comes (true), or it may spin no longer.
+    template <class Bell>
+    bool move_and_spin(Bell& bell, std::uint32_t ticket, std::int64_t end_ns);
     void move_and_sleep(WakeBell& bell, std::uint32_t ticket, std::int64_t timeout_ns);
 
     WorkerProgress& progress_;

@@ -236,6 +236,51 @@ TEST_CASE(a_borrower_who_stays_away_holds_nobody_up) {
   CHECK(desk.ticks - ticks_before < 45);
 }
 
+// A member of an agreement group: its bell is another, and rings for other things than messages.
+TEST_CASE(a_member_with_a_core_to_spare_moves_messages_while_it_spins) {
+  RuntimeOptions options;
+  options.spin_us = 20000000;
+  Desk desk(options);
+  SharedEventCount group_bell;
+  for (int round = 1; round <= 20; ++round) {
+    WorkerProgress::Hold hold(desk.progress_);
+    std::thread peer = after_ms(2, [&] {
+      desk.transport.arrive();
+      CHECK(desk.is_moved_to(round));
+      group_bell.notify();
+    });
+    const std::int64_t begin_ns = steady_now_ns();
+    const std::uint32_t ticket = group_bell.prepare();
+    while (group_bell.prepare() == ticket) hold.wait(group_bell, ticket, kLongNs);
+    CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+    peer.join();
+  }
+  CHECK(desk.transport.mover.load() == std::this_thread::get_id());
+}
+
+TEST_CASE(a_member_that_sleeps_leaves_its_messages_to_the_progress_thread) {
+  for (const bool yields : {false, true}) {
+    RuntimeOptions options;
+    options.spin_us = 1000;
+    options.spin_yields = yields;
+    Desk desk(options);
+    SharedEventCount group_bell;
+    WorkerProgress::Hold hold(desk.progress_);
+    std::thread peer = after_ms(50, [&] {
+      desk.transport.arrive();
+      CHECK(desk.is_moved_to(1));
+      group_bell.notify();
+    });
+    const std::uint32_t ticket = group_bell.prepare();
+    const std::int64_t begin_ns = steady_now_ns(), used_ns = thread_cpu_ns();
+    while (group_bell.prepare() == ticket) hold.wait(group_bell, ticket, kLongNs);
+    CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+    CHECK(thread_cpu_ns() - used_ns < 30 * kNsPerMs);
+    CHECK(desk.transport.mover.load() != std::this_thread::get_id());
+    peer.join();
+  }
+}
+
 TEST_CASE(a_long_wait_burns_no_core) {
   for (const bool yields : {false, true}) {
     RuntimeOptions options;
