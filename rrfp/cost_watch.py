@@ -1,7 +1,7 @@
 """Warnings for what costs a user time or memory without being wrong, few and far between.
 
-Looked for on the CPU, where the host sees how long tasks take; an overshoot also on GPUs, where a
-task's record ends when it is launched and cannot tell what the device waited for.
+On the CPU the host sees how long tasks take. On GPUs a task's record ends when it is launched: it
+cannot tell what the device waited for, but whether the host did anything else than launch.
 """
 
 import logging
@@ -18,6 +18,8 @@ _QUIET_STEPS = 1000
 # that fills and drains must wait anyway.
 _HOST_SHARE = 0.10
 _LIMIT_SHARE = 0.15
+# Of the wall time on GPUs: a host that launches for longer is hardly ever ahead of its device.
+_LAUNCH_SHARE = 0.85
 # Tasks below this are not worth what handing over their results costs.
 _SHORT_TASK_S = 100e-6
 
@@ -44,10 +46,24 @@ class CostWatch:
                     "microbatches", rank.rank, size_text(rank.peak_bytes),
                     size_text(rank.limit_bytes),
                 )
-            if self._on_gpus or forward_only or not rank.num_tasks or not rank.wall_s:
+            if forward_only or not rank.num_tasks or not rank.wall_s:
                 continue
-            if not self._look_at_host(rank):
+            if self._on_gpus:
+                self._look_at_launches(rank)
+            elif not self._look_at_host(rank):
                 self._look_at_limit(rank)
+
+    def _look_at_launches(self, rank):
+        share = (rank.compute_s + rank.host_s) / rank.wall_s
+        share = self._persists(rank.rank, "host", share if share > _LAUNCH_SHARE else None)
+        if share is not None:
+            self._warn(
+                "host",
+                "the host of rank %d is inside its stage functions for %.0f %% of a step: unless "
+                "they wait for the GPU there (.item(), .cpu()), launching takes longer than "
+                "computing. Larger microbatches, fewer stages, or torch.compile in the stages "
+                "would help", rank.rank, 100 * share,
+            )
 
     def _look_at_host(self, rank):
         """Whether the host bounds this step, so that it says nothing of others."""

@@ -41,7 +41,8 @@ def warnings_of(caplog, ranks, on_gpus=False, forward_only=False):
 
 def test_what_persists_is_said_once(caplog):
     for cause, words in (({"limit": 0.4}, "held ready forwards of rank 0 back for 24 %"),
-                         ({"host": 0.2}, "bound by the host: its tasks take 25000 us"),
+                         ({"host": 0.2, "compute": 0.64},
+                          "bound by the host: its tasks take 20000 us"),
                          ({"step_s": 1e-3}, "bound by the host: its tasks take 25 us")):
         said = warnings_of(caplog, [rank_of(**cause)] * 900)
         assert len(said) == 1 and words in said[0], said
@@ -50,6 +51,16 @@ def test_what_persists_is_said_once(caplog):
         assert not warnings_of(caplog, ([rank_of(**cause)] * 39 + [rank_of()]) * 20)
         assert not warnings_of(caplog, [rank_of(**cause)] * 50, on_gpus=True)
         assert not warnings_of(caplog, [rank_of(**cause)] * 50, forward_only=True)
+
+
+def test_a_host_that_only_launches_is_told(caplog):
+    """On GPUs, where the report cannot tell what the device waits for."""
+    launching = rank_of(compute=0.88, host=0.02)
+    said = warnings_of(caplog, [launching] * 900, on_gpus=True)
+    assert len(said) == 1 and "inside its stage functions for 90 % of a step" in said[0], said
+    assert not warnings_of(caplog, [launching] * 39, on_gpus=True)
+    assert not warnings_of(caplog, [rank_of(compute=0.5, host=0.02)] * 50, on_gpus=True)
+    assert not warnings_of(caplog, [launching] * 50, on_gpus=True, forward_only=True)
 
 
 def test_filling_and_draining_is_no_news(caplog):
@@ -106,6 +117,18 @@ def test_real_steps_that_the_host_binds(caplog, monkeypatch):
             pipeline.step(batch, batch, nn.functional.mse_loss)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and "rank 0 is bound by the host" in said[0], said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_step_that_only_launches(caplog):
+    stage = nn.Sequential(*[nn.Linear(8, 8) for _ in range(100)]).cuda()
+    batch = torch.randn(8, 8, device="cuda").chunk(4)
+    with caplog.at_level("WARNING", logger="rrfp"), rrfp.Pipeline([stage]) as pipeline:
+        for _ in range(cost_watch._NUM_STEPS + 5):
+            pipeline.step(batch, batch, nn.functional.mse_loss)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "launching takes longer than computing" in said[0], said
 
 
 def run_set_up(rank, num_ranks, mode):

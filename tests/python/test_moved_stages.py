@@ -15,6 +15,7 @@ import rrfp
 from rrfp import session as session_module
 
 MODES = pytest.mark.parametrize("mode", ["threads", "processes"])
+NUM_GPUS = torch.cuda.device_count()
 P, M, WIDTH, SEED = 3, 4, 4, 7
 
 
@@ -144,3 +145,63 @@ def test_run_pipeline_builds_anew_and_goes_on(mode):
         assert len(first) == len(second) == len(third) == 1
         assert first != second and second == third
     check_gradients([gradients for _, gradients in answers], [0, 1, 2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
+def test_a_model_that_moves_to_the_gpu_and_back():
+    """As `model.to(...)` between two calls of run_pipeline does."""
+    stages = make_stages()
+    for place in ("cpu", "cuda", "cpu"):
+        for stage in stages:
+            stage.to(place)
+        inputs, targets, loss_fn = arguments_of(None)
+        rrfp.run_pipeline(stages, [x.to(place) for x in inputs], [x.to(place) for x in targets],
+                          loss_fn, seed=SEED, stall_timeout_s=60.0)
+        if place == "cpu":
+            continue
+        # What the GPU draws for dropout is its own: its gradients are not the plain loop's.
+        assert all(p.grad.is_cuda and p.grad.isfinite().all()
+                   for stage in stages for p in stage.parameters())
+        for stage in stages:
+            stage.zero_grad()
+            stage[1].eval()
+    assert all(p.grad.device.type == "cpu" for stage in stages for p in stage.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
+def test_a_stage_left_behind_is_named():
+    stages = [stage.cuda() for stage in make_stages()]
+    inputs, targets = ([x.cuda() for x in batch()] for _ in range(2))
+    with rrfp.Pipeline(stages) as pipeline:
+        pipeline.step(inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
+        stages[1].cpu()
+        with pytest.raises(ValueError, match="stage 1 was on cuda:0 .* and is on cpu now"):
+            pipeline.step(inputs, targets, nn.functional.mse_loss)
+        stages[1].cuda()
+        pipeline.step(inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
+
+
+@pytest.mark.multigpu
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
+def test_a_stage_that_moves_between_gpus():
+    """Gradients without dropout, on the devices of each step."""
+    stages = [stage.eval() for stage in make_stages()]
+    expected = [stage.eval() for stage in make_stages()]
+    for x in batch():
+        value = x
+        for stage in expected:
+            value = stage(value)
+        (nn.functional.mse_loss(value, x) / M).backward()
+    for devices in ((0, 0, 0), (0, 1, 0), (1, 1, 0)):
+        for stage, device in zip(stages, devices, strict=True):
+            stage.to(f"cuda:{device}").zero_grad()
+        inputs = [x.to(f"cuda:{devices[0]}") for x in batch()]
+        targets = [x.to(f"cuda:{devices[-1]}") for x in batch()]
+        rrfp.run_pipeline(stages, inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
+        for stage, wanted, device in zip(stages, expected, devices, strict=True):
+            for p, q in zip(stage.parameters(), wanted.parameters(), strict=True):
+                assert p.grad.device.index == device
+                assert model.gradient_error(p.grad.cpu().numpy(), q.grad) <= 1e-10
