@@ -353,9 +353,7 @@ void DeviceTransport::on_control(std::int32_t peer, const MessageHeader& header,
 
 void DeviceTransport::on_peer_lost(std::int32_t peer, const Status& status) {
   stop(peer, status);
-  if (peer_of(peer).was_reported_lost) return;
-  peer_of(peer).was_reported_lost = true;
-  sink_->on_peer_lost(peer, status);
+  report_lost(peer, status);
 }
 
 void DeviceTransport::free_arrival(Arrival* arrival) {

@@ -163,6 +163,7 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::size_t settle(std::int32_t peer_rank);
   void stop(std::int32_t peer_rank, const Status& status);
   void lose(std::int32_t peer_rank, const Status& status);
+  void report_lost(std::int32_t peer_rank, const Status& status);
   void protocol_error(std::int32_t peer_rank, const std::string& what);
   void device_error(const std::string& what);
   bool is_polling() const;

@@ -131,10 +131,15 @@ void DeviceTransport::stop(std::int32_t peer_rank, const Status& status) {
 }
 
 void DeviceTransport::lose(std::int32_t peer_rank, const Status& status) {
-  Peer& peer = peer_of(peer_rank);
   if (peer_rank == rank_) return;
   stop(peer_rank, status);
-  if (peer.was_reported_lost || is_aborted_.load(std::memory_order_acquire)) return;  // A1
+  if (is_aborted_.load(std::memory_order_acquire)) return;  // A1
+  report_lost(peer_rank, status);
+}
+
+void DeviceTransport::report_lost(std::int32_t peer_rank, const Status& status) {
+  Peer& peer = peer_of(peer_rank);
+  if (peer.was_reported_lost) return;
   peer.was_reported_lost = true;
   sink_->on_peer_lost(peer_rank, status);
   std::lock_guard lock(handed_mutex_);

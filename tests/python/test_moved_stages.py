@@ -147,47 +147,8 @@ def test_run_pipeline_builds_anew_and_goes_on(mode):
     check_gradients([gradients for _, gradients in answers], [0, 1, 2])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
-def test_a_model_that_moves_to_the_gpu_and_back():
-    """As `model.to(...)` between two calls of run_pipeline does."""
-    stages = make_stages()
-    for place in ("cpu", "cuda", "cpu"):
-        for stage in stages:
-            stage.to(place)
-        inputs, targets, loss_fn = arguments_of(None)
-        rrfp.run_pipeline(stages, [x.to(place) for x in inputs], [x.to(place) for x in targets],
-                          loss_fn, seed=SEED, stall_timeout_s=60.0)
-        if place == "cpu":
-            continue
-        # What the GPU draws for dropout is its own: its gradients are not the plain loop's.
-        assert all(p.grad.is_cuda and p.grad.isfinite().all()
-                   for stage in stages for p in stage.parameters())
-        for stage in stages:
-            stage.zero_grad()
-            stage[1].eval()
-    assert all(p.grad.device.type == "cpu" for stage in stages for p in stage.parameters())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
-def test_a_stage_left_behind_is_named():
-    stages = [stage.cuda() for stage in make_stages()]
-    inputs, targets = ([x.cuda() for x in batch()] for _ in range(2))
-    with rrfp.Pipeline(stages) as pipeline:
-        pipeline.step(inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
-        stages[1].cpu()
-        with pytest.raises(ValueError, match="stage 1 was on cuda:0 .* and is on cpu now"):
-            pipeline.step(inputs, targets, nn.functional.mse_loss)
-        stages[1].cuda()
-        pipeline.step(inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
-
-
-@pytest.mark.multigpu
-@pytest.mark.gpu
-@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
-def test_a_stage_that_moves_between_gpus():
-    """Gradients without dropout, on the devices of each step."""
+def evaluated_stages():
+    """Without dropout, which ranks of one process refuse on one GPU; a plain loop's gradients."""
     stages = [stage.eval() for stage in make_stages()]
     expected = [stage.eval() for stage in make_stages()]
     for x in batch():
@@ -195,13 +156,55 @@ def test_a_stage_that_moves_between_gpus():
         for stage in expected:
             value = stage(value)
         (nn.functional.mse_loss(value, x) / M).backward()
-    for devices in ((0, 0, 0), (0, 1, 0), (1, 1, 0)):
-        for stage, device in zip(stages, devices, strict=True):
-            stage.to(f"cuda:{device}").zero_grad()
-        inputs = [x.to(f"cuda:{devices[0]}") for x in batch()]
-        targets = [x.to(f"cuda:{devices[-1]}") for x in batch()]
-        rrfp.run_pipeline(stages, inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
-        for stage, wanted, device in zip(stages, expected, devices, strict=True):
-            for p, q in zip(stage.parameters(), wanted.parameters(), strict=True):
-                assert p.grad.device.index == device
-                assert model.gradient_error(p.grad.cpu().numpy(), q.grad) <= 1e-10
+    return stages, [[p.grad for p in stage.parameters()] for stage in expected]
+
+
+def check_on(stages, expected, devices):
+    for stage, wanted, device in zip(stages, expected, devices, strict=True):
+        for p, gradient in zip(stage.parameters(), wanted, strict=True):
+            assert p.grad.device == torch.device(device)
+            assert model.gradient_error(p.grad.cpu().numpy(), gradient) <= 1e-10
+
+
+def run_on(stages, devices):
+    for stage, device in zip(stages, devices, strict=True):
+        stage.to(device).zero_grad()
+    rrfp.run_pipeline(stages, [x.to(devices[0]) for x in batch()],
+                      [x.to(devices[-1]) for x in batch()], nn.functional.mse_loss,
+                      stall_timeout_s=60.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
+def test_a_model_that_moves_to_the_gpu_and_back():
+    stages, expected = evaluated_stages()
+    for place in ("cpu", "cuda:0", "cpu"):
+        run_on(stages, [place] * P)
+        check_on(stages, expected, [place] * P)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS == 0, reason="needs a GPU")
+def test_a_stage_left_behind_is_named():
+    stages, expected = evaluated_stages()
+    for stage in stages:
+        stage.cuda()
+    inputs, targets = ([x.cuda() for x in batch()] for _ in range(2))
+    with rrfp.Pipeline(stages) as pipeline:
+        stages[1].cpu()
+        with pytest.raises(ValueError, match="stage 1 was on cuda:0 .* and is on cpu now"):
+            pipeline.step(inputs, targets, nn.functional.mse_loss)
+        stages[1].cuda()
+        pipeline.step(inputs, targets, nn.functional.mse_loss, stall_timeout_s=60.0)
+    check_on(stages, expected, ["cuda:0"] * P)
+
+
+@pytest.mark.multigpu
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
+def test_a_stage_that_moves_between_gpus():
+    stages, expected = evaluated_stages()
+    for numbers in ((0, 0, 0), (0, 1, 0), (1, 1, 0)):
+        devices = [f"cuda:{number}" for number in numbers]
+        run_on(stages, devices)
+        check_on(stages, expected, devices)
