@@ -16,6 +16,7 @@
 #include <memory_resource>
 #include <vector>
 
+#include "base/prefetch.hpp"
 #include "base/push_list.hpp"
 
 namespace rrfp {
@@ -60,6 +61,10 @@ class Announcements {
   // What collect() has seen of the task, or null.
   const Announcement* of(std::int32_t local) const {
     return !slots_.empty() && is_known_[local] ? &slots_[local].word : nullptr;
+  }
+
+  void prefetch(std::int32_t local) const {
+    if (!slots_.empty()) rrfp::prefetch(&slots_[local]);
   }
 
  private:

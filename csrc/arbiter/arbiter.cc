@@ -219,6 +219,24 @@ std::int32_t Arbiter::head_of(std::int32_t task_class) {
   return is_ready(next) ? next : kNone;
 }
 
+void Arbiter::prefetch(std::int32_t local) const {
+  ready_.prefetch_heads();
+  claimed_.prefetch();
+  rrfp::prefetch(classes_.data(), classes_.size() * sizeof(Class));
+  order_.prefetch(local);
+  announced_.prefetch(local);
+}
+
+std::int32_t Arbiter::prefetch_next(std::int32_t task_class) const {
+  const std::int32_t place = classes_[task_class].next_place;
+  if (place == table_.num_microbatches()) return kNone;
+  const std::int32_t local = table_.local_in(task_class, place);
+  ready_.prefetch(task_class, place);
+  order_.prefetch_in_class(task_class, place);
+  order_.prefetch(local);
+  return local;
+}
+
 bool Arbiter::keeps_order(std::int32_t task_class) const {
   const auto named = [&](const std::vector<bool>& chunks) {
     return !chunks.empty() && chunks[table_.chunk_of_class(task_class)];

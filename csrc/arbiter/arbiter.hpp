@@ -145,6 +145,14 @@ class Arbiter {
   // Whether the limit leaves room for a forward that has not been claimed.
   bool admits(std::int32_t local) const;
 
+  // See StepEngine::prefetch(). prefetch_next() guesses the next task of a class, which it
+  // returns (-1: there is none): the one behind as many as have been claimed.
+  void prefetch(std::int32_t local) const;
+  void prefetch_further(std::int32_t local) const {
+    ready_.prefetch(table_.class_of(local), order_.index_in_class(local));
+  }
+  std::int32_t prefetch_next(std::int32_t task_class) const;
+
   std::int32_t units_held() const { return units_held_; }
   std::int32_t peak_units() const { return peak_units_; }
   std::int64_t peak_bytes() const { return bytes_.peak_bytes(); }  // 0 without a limit in bytes

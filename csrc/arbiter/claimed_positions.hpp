@@ -15,6 +15,8 @@
 #include <memory_resource>
 #include <vector>
 
+#include "base/prefetch.hpp"
+
 namespace rrfp {
 
 class ClaimedPositions {
@@ -51,6 +53,11 @@ class ClaimedPositions {
     }
     for (std::uint32_t node = block; node != 0; node &= node - 1) claimed += claims_[node];
     return position - claimed;
+  }
+
+  void prefetch() const {
+    rrfp::prefetch(&words_[first_unclaimed_ / kWordBits]);
+    rrfp::prefetch(claims_.data(), claims_.size() * sizeof claims_[0]);
   }
 
   std::int32_t num_claimed() const { return num_claimed_; }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cache_line.hpp"
+#include "base/prefetch.hpp"
 #include "base/task.hpp"
 
 namespace rrfp {
@@ -92,6 +93,11 @@ class alignas(kCacheLineBytes) HintOrder {
   std::int32_t index_in_class(std::int32_t local) const { return places_[local].index_in_class; }
   std::int32_t local_in_class(std::int32_t task_class, std::int32_t index) const {
     return locals_[task_class * tasks_per_class_ + index];
+  }
+
+  void prefetch(std::int32_t local) const { rrfp::prefetch(&places_[local]); }
+  void prefetch_in_class(std::int32_t task_class, std::int32_t index) const {
+    rrfp::prefetch(&locals_[task_class * tasks_per_class_ + index]);
   }
 
   // The most units in flight at once when the order runs as it stands (taken at F, given back

@@ -49,6 +49,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/prefetch.hpp"
 
 namespace rrfp {
 
@@ -134,6 +135,18 @@ class ReadySet {
 
   std::int32_t num_classes() const { return static_cast<std::int32_t>(classes_.size()); }
 
+  // Asks for what head() reads first; then, when that has come, for what arrive() and claim()
+  // write.
+  void prefetch_heads() const {
+    rrfp::prefetch(classes_.data(), classes_.size() * sizeof(Class));
+    rrfp::prefetch(words_.data());
+  }
+  void prefetch(std::int32_t task_class, std::int32_t index) const {
+    const Class& of = classes_[task_class];
+    rrfp::prefetch(of.levels.words[0] + ready_word_of(index));
+    rrfp::prefetch(of.arrived + ready_word_of(index));
+  }
+
  private:
   struct Class {
     ReadyLevels<Atom> levels;
@@ -166,15 +179,21 @@ template <template <class> class Atom, class Steps>
 ReadySet<Atom, Steps>::ReadySet(const std::vector<std::int32_t>& tasks_per_class,
                                 std::pmr::memory_resource* memory)
     : classes_(tasks_per_class.size(), memory), words_(words_of(tasks_per_class), memory) {
+  // The summaries of all classes lie together: head() reads them first.
   Atom<ReadyWord>* next = words_.data();
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     ReadyLevels<Atom>& levels = classes_[c].levels;
-    std::uint32_t level_words = tasks_per_class[c];
-    do {
+    levels.num_levels = 1;
+    std::uint32_t level_words = words_for(tasks_per_class[c]);
+    while (level_words > 1) {
       level_words = words_for(level_words);
       levels.words[levels.num_levels++] = next;
       next += level_words;
-    } while (level_words > 1);
+    }
+  }
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    classes_[c].levels.words[0] = next;
+    next += words_for(tasks_per_class[c]);
     classes_[c].arrived = next;
     next += words_for(tasks_per_class[c]);
   }

@@ -9,18 +9,23 @@
 
 #include <cmath>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
+#include "base/prefetch.hpp"
 #include "base/task.hpp"
 
 namespace rrfp {
 
 class TaskTimes {
  public:
-  explicit TaskTimes(std::int32_t num_chunks)
-      : num_chunks_(num_chunks), means_(static_cast<std::size_t>(num_chunks) * kNumTaskKinds) {}
+  explicit TaskTimes(std::int32_t num_chunks,
+                     std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : num_chunks_(num_chunks),
+        means_(static_cast<std::size_t>(num_chunks) * kNumTaskKinds, memory) {}
 
   std::int32_t num_chunks() const { return num_chunks_; }
+  void prefetch(TaskKind kind) const { rrfp::prefetch(&at(kind, 0)); }
 
   void add_duration(TaskKind kind, std::int32_t chunk, std::int64_t duration_ns) {
     at(kind, chunk).duration_ns.add(duration_ns);
@@ -72,7 +77,7 @@ class TaskTimes {
   }
 
   std::int32_t num_chunks_;
-  std::vector<Means> means_;
+  std::pmr::vector<Means> means_;
 };
 
 }  // namespace rrfp

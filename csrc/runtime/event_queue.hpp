@@ -37,17 +37,18 @@ class EventQueue {
     bucket_of(event.at_ns).push_back(event);
   }
 
-  // The queue must not be empty. Tells `soon` of events that will probably be popped within the
-  // next few; some more than once, some never.
+  // The queue must not be empty. Tells `soon(event, n)` of events that will probably be popped
+  // within the next n, where n is 64 at most: most several times, with less each time, some never.
   template <class Soon>
   Event pop(const Soon& soon) {
     if (!is_any_due()) move_on(soon);
-    if (num_taken_ + kFew < due_.size()) soon(due_[num_taken_ + kFew]);
+    if (num_taken_ + kFew < due_.size()) soon(due_[num_taken_ + kFew], kFarthest);
     return due_[num_taken_++];
   }
 
  private:
   static constexpr std::size_t kFew = 4;
+  static constexpr std::size_t kFarthest = 64;
 
   std::vector<Event>& bucket_of(std::int64_t at_ns) {
     if (at_ns == now_ns_) return due_;
@@ -63,7 +64,9 @@ class EventQueue {
     const int lowest = std::countr_zero(occupied_);
     std::vector<Event>& bucket = buckets_[lowest];
     occupied_ &= occupied_ - 1;
-    if (bucket.size() <= kFew) std::for_each(bucket.begin(), bucket.end(), soon);
+    if (bucket.size() <= kFarthest) {
+      for (const Event& event : bucket) soon(event, bucket.size());
+    }
     now_ns_ = bucket.front().at_ns;
     for (const Event& event : bucket) now_ns_ = std::min(now_ns_, event.at_ns);
     for (const Event& event : bucket) bucket_of(event.at_ns).push_back(event);  // lower ones

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/check.hpp"
+#include "base/prefetch.hpp"
 
 namespace rrfp {
 
@@ -39,7 +40,8 @@ StepEngine::StepEngine(std::shared_ptr<const StepPlan> plan, std::int32_t rank, 
                        std::pmr::memory_resource* memory)
     : plan_(std::move(plan)),
       rank_(rank),
-      own_times_(times ? nullptr : std::make_unique<TaskTimes>(table().num_chunks())),
+      own_times_(times ? std::nullopt
+                       : std::optional<TaskTimes>(std::in_place, table().num_chunks(), memory)),
       times_(times ? *times : *own_times_),
       agreement_(std::move(agreement)),
       arbiter_(plan_->table(rank), plan_->hint_order(rank), options,
@@ -207,6 +209,29 @@ void StepEngine::release_dependents(const Task& task, std::int64_t now_ns) {
     release(TaskKind::kInputGrad);
   } else if (task.kind == TaskKind::kInputGrad) {
     release(TaskKind::kWeightGrad);
+  }
+}
+
+void StepEngine::prefetch(const Task& task) const {
+  const std::int32_t local = table().local(task);
+  rrfp::prefetch(&tasks_[local]);
+  arbiter_.prefetch(local);
+  times_.prefetch(task.kind);
+  const std::int32_t backward = table().local({task.stage, TaskKind::kBackward, task.microbatch});
+  if (task.kind == TaskKind::kForward && backward >= 0) rrfp::prefetch(&tasks_[backward]);
+}
+
+void StepEngine::prefetch_further(const Task& task) const {
+  const std::int32_t local = table().local(task);
+  rrfp::prefetch(&inputs_[tasks_[local].first_input]);
+  arbiter_.prefetch_further(local);
+  const std::int32_t backward = table().local({task.stage, TaskKind::kBackward, task.microbatch});
+  if (task.kind == TaskKind::kForward && backward >= 0) {
+    rrfp::prefetch(&inputs_[tasks_[backward].first_input]);
+  }
+  for (std::int32_t task_class = 0; task_class < table().num_classes(); ++task_class) {
+    const std::int32_t next = arbiter_.prefetch_next(task_class);
+    if (next >= 0) rrfp::prefetch(&tasks_[next]);
   }
 }
 

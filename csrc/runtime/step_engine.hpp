@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,12 @@ class StepEngine {
 
   // The claimed task has been enqueued. Makes its dependents on this rank ready.
   void retire(std::int32_t local, std::int64_t now_ns);
+
+  // For simulations whose state is far larger than the cache: asks for what deliver(), announce()
+  // or retire() of the task, and the claim() behind it, will touch. prefetch_further() finds its
+  // way through what prefetch() asked for, so it is for a little later. Neither changes anything.
+  void prefetch(const Task& task) const;
+  void prefetch_further(const Task& task) const;
 
   bool finished() const { return num_retired_ == table().num_tasks(); }  // every task retired
   std::int32_t num_retired() const { return num_retired_; }
@@ -176,7 +183,7 @@ class StepEngine {
 
   std::shared_ptr<const StepPlan> plan_;
   std::int32_t rank_;
-  std::unique_ptr<TaskTimes> own_times_;  // null: the caller's are used
+  std::optional<TaskTimes> own_times_;  // none: the caller's are used
   TaskTimes& times_;
   std::unique_ptr<StepAgreement> agreement_;  // null: none
   Arbiter arbiter_;

@@ -11,8 +11,9 @@
 // Bound    Ends when no event is left: each task retires once, each message arrives once (or
 //          again), each announced task is waited for once.
 // Threads  the caller's.
-// Memory   Hardly anything of a rank is in the cache when its turn comes. So it lies together, in
-//          large pages, and is fetched while the events before it are applied.
+// Memory   Where there are many tasks, hardly anything of a rank is in the cache when its turn
+//          comes. So it lies together, in large pages, and is asked for while the events before it
+//          are applied.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +23,14 @@
 #include <memory_resource>
 #include <vector>
 
-#include "base/cache_line.hpp"
 #include "base/check.hpp"
 #include "base/large_pages.hpp"
+#include "base/prefetch.hpp"
 #include "runtime/event_queue.hpp"
 #include "runtime/step_engine.hpp"
 #include "runtime/step_plan.hpp"
 #include "runtime/virtual_model.hpp"
+#include "runtime/virtual_rank.hpp"
 
 namespace rrfp {
 
@@ -36,7 +38,10 @@ template <class Engine = StepEngine>
 class VirtualRun {
  public:
   VirtualRun(std::shared_ptr<const StepPlan> plan, const VirtualModel& model)
-      : plan_(std::move(plan)), model_(model) {
+      : plan_(std::move(plan)),
+        model_(model),
+        is_large_(std::int64_t{plan_->graph().num_ranks()} * plan_->table(0).num_tasks() >
+                  kTasksInCache) {
     for (std::int32_t rank = 0; rank < plan_->graph().num_ranks(); ++rank) {
       TaskTimes* times = model_.times == nullptr ? nullptr : &model_.times->at(rank);
       ranks_.emplace_back(plan_, rank, times, &memory_);
@@ -48,13 +53,13 @@ class VirtualRun {
     choose(0);
     while (!events_.empty()) {
       do {
-        apply(events_.pop([&](const Event& soon) { fetch(ranks_[soon.rank]); }));
+        apply(events_.pop([&](const Event& soon, std::size_t within) { fetch(soon, within); }));
       } while (events_.is_any_due());
       choose(events_.now_ns());
     }
     outcome_.finished = true;
     for (Rank& rank : ranks_) {
-      outcome_.ranks.push_back(std::move(rank.ran));
+      outcome_.ranks.push_back(rank.tasks());
       outcome_.finished = outcome_.finished && rank.engine.finished();
       outcome_.peak_units.push_back(rank.engine.arbiter().peak_units());
     }
@@ -62,6 +67,11 @@ class VirtualRun {
   }
 
  private:
+  using Rank = VirtualRank<Engine>;
+
+  // Of all ranks; about as many as the second cache of a core holds the state of.
+  static constexpr std::int64_t kTasksInCache = 4096;
+
   enum class EventKind : std::uint8_t { kRetire, kArrival, kAnnouncement, kWake };
 
   struct Event {
@@ -74,26 +84,25 @@ class VirtualRun {
     std::int64_t duration_ns = 0;    // kArrival: what it took; kAnnouncement: what it should
   };
 
-  struct alignas(kCacheLineBytes) Rank {
-    Rank(const std::shared_ptr<const StepPlan>& plan, std::int32_t rank, TaskTimes* times,
-         std::pmr::memory_resource* memory)
-        : sender_took_ns(plan->waits() ? plan->table(rank).num_tasks() : 0, 0, memory),
-          engine(plan, rank, times, nullptr, memory) {
-      ran.reserve(plan->table(rank).num_tasks());
+  // In three steps, as each needs what the one before has asked for.
+  void fetch(const Event& event, std::size_t within) const {
+    if (!is_large_) return;
+    const Rank& rank = ranks_[event.rank];
+    if (within > 16) {
+      fetch(event.rank);
+    } else if (event.kind == EventKind::kWake) {  // of no task
+      return;
+    } else if (within > 4) {
+      rank.prefetch(event.task);
+    } else if (within > 1) {
+      rank.engine.prefetch_further(event.task);
     }
+  }
 
-    bool is_busy = false;     // inside a task
-    bool is_touched = false;  // something came or retired since it last looked
-    std::vector<VirtualTask> ran;
-    std::pmr::vector<std::int64_t> sender_took_ns;  // by local, where the plan waits
-    Engine engine;
-  };
-
-  static void fetch(const Rank& rank) {
-    const auto* const first = reinterpret_cast<const char*>(&rank);
-    for (std::size_t at = 0; at < sizeof rank; at += kCacheLineBytes) {
-      __builtin_prefetch(first + at);
-    }
+  void fetch(std::int32_t rank) const {
+    ranks_[rank].prefetch();
+    prefetch(&plan_->table(rank));
+    prefetch(&plan_->hint_order(rank));
   }
 
   void apply(const Event& event) {
@@ -169,7 +178,7 @@ class VirtualRun {
   void choose(std::int64_t now_ns) {
     std::sort(touched_.begin(), touched_.end());
     for (std::size_t at = 0; at < touched_.size(); ++at) {
-      if (at + 2 < touched_.size()) fetch(ranks_[touched_[at + 2]]);
+      if (is_large_ && at + 2 < touched_.size()) fetch(touched_[at + 2]);
       const std::int32_t number = touched_[at];
       Rank& rank = ranks_[number];
       rank.is_touched = false;
@@ -190,7 +199,7 @@ class VirtualRun {
     const std::int64_t duration_ns = model_.duration_ns(task);
     RRFP_CHECK(duration_ns >= 0, to_text(task) + " would take a negative time");
     ranks_[rank].is_busy = true;
-    ranks_[rank].ran.push_back({task, now_ns, now_ns + duration_ns});
+    ranks_[rank].ran.push_back(local);
     events_.push({.at_ns = now_ns + duration_ns,
                   .kind = EventKind::kRetire,
                   .rank = rank,
@@ -219,6 +228,7 @@ class VirtualRun {
 
   std::shared_ptr<const StepPlan> plan_;
   const VirtualModel& model_;
+  const bool is_large_;  // worth being fetched ahead
   LargePages pages_;
   std::pmr::monotonic_buffer_resource memory_{&pages_};  // of ranks_
   std::pmr::deque<Rank> ranks_{&memory_};

@@ -2,6 +2,7 @@
 // of one instant pass one another, nor lose one that is due at once.
 #include "runtime/event_queue.hpp"
 
+#include <cstddef>
 #include <random>
 #include <set>
 #include <utility>
@@ -19,7 +20,7 @@ struct Event {
 };
 
 // Nobody wants to know.
-void ignore(const Event&) {}
+void ignore(const Event&, std::size_t) {}
 
 }  // namespace
 
@@ -66,6 +67,24 @@ TEST_CASE(what_is_pushed_for_the_present_comes_before_what_was_pushed_for_later)
   CHECK(queue.pop(ignore).number == 2);
   CHECK(queue.pop(ignore).number == 1);
   CHECK(queue.empty());
+}
+
+TEST_CASE(what_comes_soon_is_told_before_it_comes) {
+  std::mt19937_64 random(seed());
+  EventQueue<Event> queue;
+  std::set<std::int64_t> told;
+  const auto tell = [&](const Event& event, std::size_t within) {
+    CHECK(within >= 1 && within <= 64);
+    CHECK(event.at_ns >= queue.now_ns());
+    told.insert(event.number);
+  };
+  constexpr int kNumEvents = 4000;
+  for (std::int64_t number = 0; number < kNumEvents; ++number) {
+    queue.push({static_cast<std::int64_t>(random() % 1000000), number});
+  }
+  int num_told = 0;
+  while (!queue.empty()) num_told += told.contains(queue.pop(tell).number) ? 1 : 0;
+  CHECK(num_told > kNumEvents * 3 / 4);
 }
 
 int main(int argc, char** argv) { return run(argc, argv); }
