@@ -1,2 +1,0 @@
-// The program in whose name precompiled.hpp is compiled; it does nothing else.
-int main() {}
