@@ -246,7 +246,6 @@ def main():
     for seed in range(arguments.draws):
         measure_draw(seed, stage, rank, device, clocks, tell)
         two_gpus.keep(arguments.out, {"rows": rows})
-    clocks.close()
     two_gpus.leave()
 
 

@@ -211,7 +211,6 @@ def main():
         runs.append(Case(case, blocks, rank, device, clocks, tell).measure(arguments.rounds))
         torch.cuda.empty_cache()
         two_gpus.keep(arguments.out, {"runs": runs})
-    clocks.close()
     two_gpus.leave()
 
 

@@ -5,6 +5,7 @@ A GPU at its power limit lowers its clock: the busier a schedule keeps it, the l
 kernels take. So beside a step's time stand the time of its kernels and the clock.
 """
 
+import atexit
 import os
 import statistics
 import subprocess
@@ -69,6 +70,7 @@ class Clocks:
         self._samples = []  # (when, MHz, W, whether its power limit holds it back)
         self._asking = subprocess.Popen([*self.QUERY, f"--id={index}"], text=True,
                                         stdout=subprocess.PIPE)
+        atexit.register(self._asking.kill)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -85,10 +87,6 @@ class Clocks:
         _, mhz, watts, capped = zip(*samples, strict=True)
         return {"sm_mhz": statistics.median(mhz), "watts": round(statistics.median(watts)),
                 "at_power_limit": round(statistics.mean(capped), 2)}
-
-    def close(self):
-        self._asking.kill()
-        self._asking.wait()
 
 
 def leave():
