@@ -6,13 +6,11 @@
 # make clean   remove all that the above made
 #
 # A fresh machine needs python3 (3.10 or newer, with venv), g++ (C++20), make and a package
-# index. PYTHON, STEPS, PYTEST_ARGS, TEST_PROCESSES and TORCH_INDEX may be set on the command line.
+# index. PYTHON, STEPS, PYTEST_ARGS and TORCH_INDEX may be set on the command line.
 
 PYTHON ?= python3
 STEPS ?= 40
 PYTEST_ARGS ?=
-# Much of a test of real processes is waiting: two share the files even on one core.
-TEST_PROCESSES ?= 2
 # The CPU's torch is smaller; where there is an NVIDIA driver, the one with CUDA and its headers.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),https://pypi.org/simple,https://download.pytorch.org/whl/cpu)
 # Where `test` leaves pytest's exit status, which make itself turns into 2.
@@ -35,7 +33,7 @@ train: build
 	$(PY) -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_gpt.py --steps $(STEPS)
 
 test: build
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS); status=$$?; echo $$status > $(STATUS_FILE); exit $$status
+	@$(PY) -m pytest $(PYTEST_ARGS); status=$$?; echo $$status > $(STATUS_FILE); exit $$status
 
 build: $(INSTALLED)
 	@echo "rrfp: building what has changed of the C++ core; all of it takes minutes, without a word"

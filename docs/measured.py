@@ -64,9 +64,9 @@ ABOUT = {
         "The same on 32 cores", "There two halves cost a fifth to a third more than the whole."),
     "split_cost_cuda.json": (
         "The same on a GPU",
-        "Of an earlier version, in which small blocks paid up to twice the whole: where kernels take "
-        "less than the host needs to launch them. What is printed now stands under *Correctness "
-        "runs*: 1.1 to 1.2 there, 1.03 to 1.1 at width 2,048."),
+        "Of an earlier version, in which small blocks paid up to twice the whole: where kernels "
+        "take less than the host needs to launch them. What is printed now stands under "
+        "*Correctness runs*: 1.1 to 1.2 there, 1.03 to 1.1 at width 2,048."),
     "split_cost_host.json": (
         "What two halves cost the host",
         "Eight transformer blocks so small that their arithmetic vanishes, four microbatches in "

@@ -8,7 +8,6 @@ import threading
 import pytest
 
 DEFAULT_LIMIT_S = 600
-LONGEST = ("test_cpp.py", "test_build.py")
 
 # A shell without job control starts background commands with SIGINT ignored, and every process of
 # a test would inherit that: Ctrl-C is part of what is tested.
@@ -34,8 +33,6 @@ def seed():
 
 
 def pytest_collection_modifyitems(config, items):
-    # The longest first: of two processes that share the files, neither is left with one at the end.
-    items.sort(key=lambda item: item.path.name not in LONGEST)
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="takes minutes; run with -m slow")
