@@ -93,7 +93,10 @@ def agreement_cost(results):
                 rows.append([str(row["members"]), what.replace("_", " "),
                              *(f"{row[what][name] / 1000:.2f}" for name in
                                ("p50_ns", "p90_ns", "p99_ns"))])
-    return table(["members", "what, us", "median", "90 %", "99 %"], rows)
+    counts = [f"Of {row['members']} members a decision takes {row['instructions']['decide']:.0f} "
+              f"instructions and an arrival {row['instructions']['arrive']:.0f}.\n\n"
+              for row in results["table"] if "instructions" in row]
+    return "".join(counts) + table(["members", "what, us", "median", "90 %", "99 %"], rows)
 
 
 def agreement_step(results):
