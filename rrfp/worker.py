@@ -112,13 +112,23 @@ class RankStep:
         """Tell every rank that a task raised an exception."""
         stage, kind, microbatch = task
         name = f"{stage}{kind}{microbatch}"
-        logger.debug("%s raised", name, exc_info=error)
-        self.stage_error = error.with_traceback(_from_users_code(error.__traceback__))
+        # The class is the user's: what it makes of its own attributes must not hide the failure.
+        frames = _from_users_code(BaseException.__traceback__.__get__(error))
+        self.stage_error = BaseException.with_traceback(error, frames)
+        traceback_text = _traceback_text(error, frames)
+        logger.debug("%s raised\n%s", name, traceback_text)
         text = stage_failure_text(
-            name, error, "".join(traceback.format_exception(error)),
-            self.stage_steps[stage].failed_on if kind == "F" else None,
+            name, error, traceback_text, self.stage_steps[stage].failed_on if kind == "F" else None,
         )
         self.runtime.abort(_C.StatusCode.STAGE_FAILED, self.runtime.rank, text)
+
+
+def _traceback_text(error, frames):
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as broken:
+        return ("Traceback (most recent call last):\n" + "".join(traceback.format_tb(frames)) +
+                f"{type(error).__name__}, whose description raised {type(broken).__name__}\n")
 
 
 def _from_users_code(frames):
