@@ -86,6 +86,7 @@ def decide(request, views, layout):
     """
     check_not_moved(views)
     _check_same_options(views)
+    _check_stage_kwargs(views, layout)
     num_microbatches = _agree_on_microbatches(views, layout)
     costs = _agree_on_costs(views)
     _check_same_counter(views)
@@ -116,6 +117,20 @@ def decide(request, views, layout):
         seed=torch.initial_seed() if request.seed is None else request.seed,
         costs=tuple(costs or ()),
     )
+
+
+def _check_stage_kwargs(views, layout):
+    """Each rank may give all of them, but the rank that runs the stage is the one they are for."""
+    if len(views) < layout.num_ranks:
+        return  # one view of all ranks
+    for stage, owner in enumerate(layout.rank_of_stage):
+        name = f"stage_kwargs[{stage}]"
+        for rank, view in enumerate(views):
+            if name in view["lengths"] and name not in views[owner]["lengths"]:
+                raise ValueError(
+                    f"{name} is given on rank {rank} and not on rank {owner}, which runs stage "
+                    f"{stage} and alone would use it. Pass it on rank {owner}, or on every rank."
+                )
 
 
 def _check_same_counter(views):

@@ -39,7 +39,7 @@ def _numbers(name, values, least):
     for index, value in enumerate(values):
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise TypeError(f"{name}[{index}] is {value!r}; it must be a number.") from None
         if not math.isfinite(number) or number < least:
             raise ValueError(
@@ -105,7 +105,7 @@ def _normalise_scale(grad_scale):
         return 1.0
     try:
         scale = float(grad_scale)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"grad_scale is {grad_scale!r}; it must be a number.") from None
     if not math.isfinite(scale):
         raise ValueError(f"grad_scale is {scale}; it must be finite.")

@@ -218,7 +218,7 @@ def check_modules(table):
     """Refuse what one process can see to be wrong with its stages.
 
     Raises:
-        ValueError: A module or parameter in two stages.
+        ValueError: A module or parameter in two stages, or one that has no shape yet.
     """
     stage_of_module = {}
     for stage, module in table.items():
@@ -231,6 +231,11 @@ def check_modules(table):
     owner = {}
     for stage, module in table.items():
         for name, parameter in module.named_parameters():
+            if torch.nn.parameter.is_lazy(parameter):
+                raise ValueError(
+                    f"parameter {name} of stage {stage} is lazy and has no shape yet. Run the "
+                    "stage once on an input, without gradients, before it is given to rrfp."
+                )
             other = owner.setdefault(id(parameter), (stage, name))
             if other[0] != stage:
                 raise ValueError(

@@ -1,5 +1,6 @@
 """The in-flight limit: ``max_in_flight`` as units or bytes per rank, and ``activation_bytes``."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def size_in_bytes(text):
         return None
     number, prefix = match.group(1), match.group(2) or ""
     base = 1024 if prefix.endswith("i") else 1000
-    return int(float(number) * base ** _POWER_OF[prefix[:1]])
+    size = float(number) * base ** _POWER_OF[prefix[:1]]
+    return int(size) if math.isfinite(size) else None
 
 
 def in_flight_limit(max_in_flight, layout, slack):

@@ -301,6 +301,6 @@ def _request(session, modules, options):
     """The arguments of Pipeline.step or run_pipeline, checked and drawn."""
     try:
         return StepRequest(session.layout, set(modules), **options)
-    except Exception as error:  # also what the caller's own iterators raise
+    except BaseException as error:  # also what the caller's own iterators raise, and Ctrl-C there
         session.refuse(error, options["stall_timeout_s"])
         raise

@@ -167,6 +167,9 @@ class ProcessSession(Session):
     def refuse(self, error, timeout_s):
         if self.closed_because is not None:
             return  # nobody to tell
+        if not isinstance(error, Exception):  # no refusal: this rank is being interrupted
+            with _Ending(self):
+                raise error
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
         name = type(error).__name__

@@ -139,6 +139,13 @@ BAD = {
     "stage_kwargs of nobody": Bad(
         lambda r: source(r, stage_kwargs={9: [{}] * 4}), ["stage_kwargs", "9"]
     ),
+    "stage_kwargs on another rank alone": Bad(
+        lambda r: source(r, stage_kwargs={1: [{}] * 4}), ["stage_kwargs[1]", "rank 0", "rank 1"],
+        where="processes"),
+    "costs beyond a float": Bad({"costs": [10**400, 1.0, 1.0, 1.0]}, ["costs[0]", "number"],
+                                "TypeError"),
+    "grad_scale beyond a float": Bad({"grad_scale": 10**400}, ["grad_scale"], "TypeError"),
+    "limit beyond a float": Bad({"max_in_flight": "9" * 400 + "GiB"}, ["max_in_flight"]),
     **options("hint", ["zigzag", "", "1F1B "], ["1f1b", "{rank: list", "callable"]),
     **options("hint", [None, 3.5], ["1f1b", "{rank: list", "callable"], error="TypeError"),
     "callable hint that raises": Bad({"hint": raises_for_2f1}, ["hint", "2F1", "KeyError"]),
