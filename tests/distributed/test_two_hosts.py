@@ -95,7 +95,7 @@ def test_two_hosts_with_delay_and_loss(seed, interfaces):
     assert all(line["wall_s"] > 0.010 for line in said), said
     for rank, other in ((1, 2), (2, 1)):
         line = said[rank]
-        assert line["transfer_s"] > 0.010, said
+        assert line["transfer_s"] > line["input_s"], said
         assert line["from"][str(other)] > 0.5 * line["transfer_s"], said
         words = (rf"rank {rank} was idle for [\d.]+ ms \([\d.]+ % of its wall time\) while its "
                  rf"next input was computed and in transfer: [\d.]+ ms from rank {other}")

@@ -123,6 +123,13 @@ std::thread after_ms(int delay_ms, std::function<void()> action) {
   });
 }
 
+template <class Bell>
+void wait_for_ring(WorkerProgress::Hold& hold, Bell& bell, std::uint32_t ticket) {
+  const std::int64_t begin_ns = steady_now_ns();
+  while (bell.prepare() == ticket) hold.wait(bell, ticket, kLongNs);
+  CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+}
+
 }  // namespace
 
 TEST_CASE(a_waiting_worker_moves_its_messages_itself) {
@@ -139,19 +146,10 @@ TEST_CASE(a_waiting_worker_moves_its_messages_itself) {
 
 TEST_CASE(a_bell_wakes_it_too) {
   Desk desk;
-  std::atomic<bool> is_rung{false};
-  std::thread other = after_ms(20, [&] {
-    is_rung = true;
-    desk.bell.notify();
-  });
+  const std::uint32_t ticket = desk.bell.prepare();
+  std::thread other = after_ms(20, [&] { desk.bell.notify(); });
   WorkerProgress::Hold hold(desk.progress_);
-  const std::int64_t begin_ns = steady_now_ns();
-  while (true) {
-    const std::uint32_t ticket = desk.bell.prepare();
-    if (is_rung) break;
-    hold.wait(desk.bell, ticket, kLongNs);
-  }
-  CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+  wait_for_ring(hold, desk.bell, ticket);
   other.join();
 }
 
@@ -244,15 +242,13 @@ TEST_CASE(a_member_with_a_core_to_spare_moves_messages_while_it_spins) {
   SharedEventCount group_bell;
   for (int round = 1; round <= 20; ++round) {
     WorkerProgress::Hold hold(desk.progress_);
+    const std::uint32_t ticket = group_bell.prepare();
     std::thread peer = after_ms(2, [&] {
       desk.transport.arrive();
       CHECK(desk.is_moved_to(round));
       group_bell.notify();
     });
-    const std::int64_t begin_ns = steady_now_ns();
-    const std::uint32_t ticket = group_bell.prepare();
-    while (group_bell.prepare() == ticket) hold.wait(group_bell, ticket, kLongNs);
-    CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+    wait_for_ring(hold, group_bell, ticket);
     peer.join();
   }
   CHECK(desk.transport.mover.load() == std::this_thread::get_id());
@@ -266,15 +262,14 @@ TEST_CASE(a_member_that_sleeps_leaves_its_messages_to_the_progress_thread) {
     Desk desk(options);
     SharedEventCount group_bell;
     WorkerProgress::Hold hold(desk.progress_);
+    const std::uint32_t ticket = group_bell.prepare();
     std::thread peer = after_ms(50, [&] {
       desk.transport.arrive();
       CHECK(desk.is_moved_to(1));
       group_bell.notify();
     });
-    const std::uint32_t ticket = group_bell.prepare();
-    const std::int64_t begin_ns = steady_now_ns(), used_ns = thread_cpu_ns();
-    while (group_bell.prepare() == ticket) hold.wait(group_bell, ticket, kLongNs);
-    CHECK(steady_now_ns() - begin_ns < kLongNs / 2);
+    const std::int64_t used_ns = thread_cpu_ns();
+    wait_for_ring(hold, group_bell, ticket);
     CHECK(thread_cpu_ns() - used_ns < 30 * kNsPerMs);
     CHECK(desk.transport.mover.load() != std::this_thread::get_id());
     peer.join();
