@@ -135,6 +135,15 @@ def _normalise_seed(seed):
     return seed
 
 
+def _normalise_products(add_in_products, is_deterministic):
+    if add_in_products and is_deterministic:
+        raise ValueError(
+            "add_in_products rounds otherwise than a plain loop, whose bits deterministic "
+            "promises; pass one of them."
+        )
+    return bool(add_in_products)
+
+
 def _normalise_lookahead(lookahead):
     if not isinstance(lookahead, str) and not _is_int(lookahead):
         raise TypeError(
@@ -167,6 +176,7 @@ class StepRequest:
         max_in_flight,
         activation_bytes,
         split_backward,
+        add_in_products,
         deterministic,
         seed,
         microbatch_order,
@@ -190,6 +200,7 @@ class StepRequest:
         self.activation_bytes = activation_table(activation_bytes, layout)
         self.deterministic = bool(deterministic)
         self.split_backward = self._normalise_split(split_backward)
+        self.add_in_products = _normalise_products(add_in_products, self.deterministic)
         self.seed = _normalise_seed(seed)
         self.microbatch_order = microbatch_order
         self.costs = None if costs is None else _numbers("costs", costs, 0)
@@ -264,6 +275,7 @@ class StepRequest:
                 ),
                 "max_in_flight": self.in_flight.text(),
                 "split_backward": self.split_backward,
+                "add_in_products": self.add_in_products,
                 "deterministic": self.deterministic,
                 "seed": self.seed,
                 "microbatch_order": _plain(order),

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rrfp.backward_graph import Graph, GraphShape
-from rrfp.gradient_graph import Cut, find_cut
+from rrfp.gradient_graph import Cut, find_cut, places_of_products
 
 # A stage may take different ways through its module; each has a shape of its own.
 _MAX_SHAPES = 4
@@ -34,12 +34,17 @@ class CutMemory:
     def cut(self, roots, anchor):
         """The ``CutGraph`` of the roots, or None when none of them depends on ``anchor``.
 
+        An anchor of None: only weight gradients are wanted. Then None says that no product has one.
+
         Reads the graph and changes nothing. Whatever a cut rests on is looked at anew for every
         graph.
         """
         for number, (shape, anchor_place, cut) in enumerate(self._known):
             found = shape.find(roots)
-            if found is None or found[0][anchor_place].variable is not anchor:
+            if found is None:
+                continue
+            known = None if anchor_place is None else found[0][anchor_place].variable
+            if known is not anchor:
                 continue
             factors = _read(*found, cut) if cut.fits(found[0]) else None
             if factors is None:
@@ -49,10 +54,15 @@ class CutMemory:
                 self._known.insert(0, self._known.pop(number))
             return CutGraph(*found, cut, factors)
         graph = Graph(roots)
-        anchor_place = graph.place_of_leaf(anchor)
-        if anchor_place is None:
+        anchor_place = None
+        if anchor is None:
+            ends = places_of_products(graph)
+        else:
+            anchor_place = graph.place_of_leaf(anchor)
+            ends = [] if anchor_place is None else [anchor_place]
+        if not ends:
             return None
-        cut = find_cut(graph, anchor_place)
+        cut = find_cut(graph, ends)
         if cut.is_lasting:
             self._known.insert(0, (GraphShape(graph), anchor_place, cut))
             del self._known[_MAX_SHAPES:]

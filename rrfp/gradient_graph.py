@@ -91,8 +91,14 @@ class Cut:
         return True
 
 
-def find_cut(graph, anchor_place):
-    """The cut of a graph whose received inputs are behind ``anchor_place``.
+def places_of_products(graph):
+    """Of the nodes whose weight gradients can be products of their own."""
+    return [place for place, node in enumerate(graph.nodes) if product_class(node) is not None]
+
+
+def find_cut(graph, ends):
+    """The cut of a graph whose trunk leads from the outputs to the places ``ends``: the leaf
+    behind which the received inputs are, or nodes of products.
 
     Reads the graph and changes nothing. Cost: a few microseconds per node.
     """
@@ -102,7 +108,7 @@ def find_cut(graph, anchor_place):
     # A weight gradient added later would miss that reduction, without a sign.
     if any(name.startswith("RegisterPostBackwardFunction") for name in names):
         return Cut(fused_because=SHARDED)
-    trunk = graph.above(anchor_place)
+    trunk = set().union(*map(graph.above, ends))
     twigs = _Twigs(graph, trunk)
     packed = tuple(twigs.packed)
     kept = tuple(place for place in sorted(twigs.kept) if graph.names[place] == LEAF)
@@ -111,7 +117,7 @@ def find_cut(graph, anchor_place):
     if twigs.put_off:
         read = {put_off.place for put_off in twigs.put_off if put_off.product.saved}
         packed = tuple(item for item in packed if item[0] not in read)
-        foreign = _has_foreign(graph, anchor_place)
+        foreign = _has_foreign(graph, ends)
         return Cut(put_off=tuple(twigs.put_off), kept=kept, packed=packed, has_foreign=foreign)
     if not kept:
         return Cut(fused_because=NO_PARAMETER)
@@ -125,11 +131,12 @@ def find_cut(graph, anchor_place):
     return Cut(fused_because=because, kept=kept, is_lasting=False)
 
 
-def _has_foreign(graph, anchor_place):
+def _has_foreign(graph, ends):
+    anchors = {place for place in ends if graph.names[place] == LEAF}
     for place, node in enumerate(graph.nodes):
         # Those of C++ have no names of their own; what leads to the anchor is rrfp's.
         is_custom = isinstance(node, BackwardCFunction) or graph.names[place] == "CppFunction"
-        if is_custom and set(graph.children[place]) - {anchor_place, None}:
+        if is_custom and set(graph.children[place]) - {*anchors, None}:
             return True
     return False
 

@@ -8,7 +8,7 @@ has none.
 """
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from rrfp.backward_pass import run_backward
@@ -84,6 +84,29 @@ class Additions:
         self.to_leaves = []
         self._edges, self._gradients = [], []
 
+    def total_of(self, leaf):
+        """The ``.grad`` that a leaf's gradient may be added to at once; None: ``run`` adds it.
+
+        It is a plain, strided tensor.
+        """
+        if self._watch is None:
+            return None
+        self._watch.look()
+        return self._total_of(leaf)
+
+    def _total_of(self, leaf):
+        variable = leaf.variable
+        total = variable.grad
+        if (
+            type(total) is torch.Tensor
+            and total.layout is torch.strided
+            and variable.requires_grad
+            and not (total.is_neg() or total.is_conj())  # lazy bits, which other tensors may lack
+            and (id(variable) in self._watch.free or self._watch.is_free(leaf, variable))
+        ):
+            return total
+        return None
+
     def through_graph(self, edges, gradients):
         self._edges += edges
         self._gradients += gradients
@@ -99,38 +122,33 @@ class Additions:
             self._gradients.append(gradient.t() if is_transposed else gradient)
         edges, gradients = self._edges, self._gradients
         self.to_leaves, self._edges, self._gradients = [], [], []
+        if len(edges) == 1:
+            # Hooks of several tensors (register_multi_grad_hook) do not fire for a node where a
+            # pass of the engine begins alone.
+            company = torch.zeros((), device="cpu", requires_grad=True)
+            edges.append(get_gradient_edge(company))
+            gradients.append(company.detach())
         if edges:
             run_backward(edges, gradients)
 
     def _add_directly(self):
         """Add what can be added without the engine; returns the rest."""
-        free = self._watch.free
         rest, sums, values = [], [], []
         for item in self.to_leaves:
             leaf, gradient, _, _ = item
-            variable = leaf.variable
-            total = variable.grad
+            total = self._total_of(leaf)
             if (
-                type(total) is torch.Tensor
+                total is not None
                 and type(gradient) is torch.Tensor
                 and total.dtype is gradient.dtype
-                and total.layout is gradient.layout is torch.strided
+                and gradient.layout is torch.strided
                 and total.shape == gradient.shape
-                and variable.requires_grad
-                and not (total.is_neg() or total.is_conj() or gradient.is_neg()
-                         or gradient.is_conj())  # lazy bits, which lists of tensors may not have
-                and (id(variable) in free or self._watch.is_free(leaf, variable))
+                and not (gradient.is_neg() or gradient.is_conj())
             ):
                 sums.append(total)
                 values.append(gradient)
-                last = item
             else:
                 rest.append(item)
-        if len(rest) + len(self._edges) == 1 and sums:
-            # Hooks of several tensors (register_multi_grad_hook) do not fire for a node where a
-            # pass of the engine begins alone.
-            rest.append(last)
-            del sums[-1], values[-1]
         if not sums:
             return rest
         # On a GPU the additions run side by side.

@@ -77,6 +77,7 @@ class Pipeline:
         max_in_flight=None,
         activation_bytes=None,
         split_backward=None,
+        add_in_products=False,
         deterministic=False,
         seed=None,
         microbatch_order="given",
@@ -152,6 +153,7 @@ def run_pipeline(
     max_in_flight=None,
     activation_bytes=None,
     split_backward=None,
+    add_in_products=False,
     deterministic=False,
     seed=None,
     microbatch_order="given",
@@ -217,6 +219,11 @@ def run_pipeline(
             waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
             ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are
             named in the report.
+        add_in_products: W adds a matrix product to a parameter's ``.grad`` while it computes it
+            (GEMM with beta = 1; Megatron-core's gradient accumulation fusion), which saves two
+            passes over the gradients and rounds once less. For parameters of plain layers in the
+            gradient's dtype, without hooks; others are added as ever, and so are all where
+            backwards are not split or several ranks are threads of one process.
         deterministic: Add parameter gradients in the order of microbatches (a hint's own, where
             it is a list or a callable), so that they have the same bits in every run, those of a
             plain loop in that order.

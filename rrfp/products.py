@@ -33,8 +33,9 @@ class Factors(NamedTuple):
 class Product:
     """How gradients of some edges are computed for any node of a kind; holds no tensor.
 
-    A kind's class has ``gradients(gradient, factors, transposed)``: those of the edges, given that
-    of the output; ``transposed`` says for each how.
+    A kind's class has ``gradients(gradient, factors, transposed, totals=None)``: those of the
+    edges, given that of the output; ``transposed`` says for each how. Where ``totals`` has a tensor
+    for an edge, the gradient may be added to it by the product itself, and is None then.
 
     Attributes:
         indices: The edges, ascending.
@@ -122,10 +123,10 @@ def _sum_to(gradient, shape):
 class _Sum(Product):
     """alpha * left @ right, to which beta times something may be added."""
 
-    def gradients(self, gradient, factors, transposed):
+    def gradients(self, gradient, factors, transposed, totals=None):
         tensors, _, numbers, are_column_major, first_edge = factors
         alpha, beta = numbers or (1, 1)
-        found = self.of_operands(gradient, tensors, alpha, are_column_major, transposed)
+        found = self.of_operands(gradient, tensors, alpha, are_column_major, transposed, totals)
         if self.has_added:
             node, number = first_edge
             if self.is_leaf:
@@ -138,18 +139,23 @@ class _Sum(Product):
 
 
 class _MatrixProduct(_Sum):
-    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed):
+    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed, totals):
         """Laid out as the operands are, like torch's own."""
         found = []
-        for is_left, other, is_column_major, is_transposed in zip(
-            self._are_left, tensors, are_column_major, transposed[self.has_added:]
+        totals = totals[self.has_added:] if totals else [None] * len(tensors)
+        for is_left, other, is_column_major, is_transposed, total in zip(
+            self._are_left, tensors, are_column_major, transposed[self.has_added:], totals
         ):
             if is_left:
-                value = other.mm(gradient.t()) if is_column_major else gradient.mm(other.t())
-            elif is_column_major:
-                value = gradient.t().mm(other)
+                left, right = (other, gradient.t()) if is_column_major else (gradient, other.t())
             else:
-                value = other.t().mm(gradient)
+                left, right = (gradient.t(), other) if is_column_major else (other.t(), gradient)
+            if total is not None and total.dtype is left.dtype is right.dtype:
+                total = total if is_column_major is is_transposed else total.t()
+                total.addmm_(left, right, alpha=alpha)
+                found.append(None)
+                continue
+            value = left.mm(right)
             if alpha != 1:
                 value = value * alpha
             found.append(value if is_column_major is is_transposed else value.t())
@@ -168,7 +174,7 @@ class _Mm(_MatrixProduct):
 
 
 class _BatchedProduct(_Sum):
-    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed):
+    def of_operands(self, gradient, tensors, alpha, are_column_major, transposed, totals):
         found = []
         for is_left, other in zip(self._are_left, tensors):
             other = other.transpose(1, 2)
@@ -195,7 +201,7 @@ class _Convolution(Product):
     def can_reach(cls, index, twig):
         return index != 0
 
-    def gradients(self, gradient, factors, transposed):
+    def gradients(self, gradient, factors, transposed, totals=None):
         activation, weight = factors.tensors[:2]
         wanted = [False, 1 in self.indices, 2 in self.indices]
         found = torch.ops.aten.convolution_backward(

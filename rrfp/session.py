@@ -201,6 +201,7 @@ class Session:
             in_order=request.deterministic and stage not in decision.input_in_order,
             held_bytes=held_bytes,
             split_memory=self._split_memories[stage],
+            adds_in_products=request.add_in_products,
         )
 
     def _rank_step(self, runtime, modules, request, decision, modes, launcher=None):

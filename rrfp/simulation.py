@@ -123,6 +123,7 @@ def simulate(
         max_in_flight=max_in_flight,
         activation_bytes=activation_bytes,
         split_backward=split_backward,
+        add_in_products=False,
         deterministic=False,
         seed=0,
         microbatch_order=microbatch_order,

@@ -33,10 +33,12 @@ class SplitMemory:
     def __init__(self, watch=None):
         self.cuts = CutMemory()
         self.watch = watch
+        self.adds_in_products = False  # W adds a product to a ``.grad`` while it computes it
         self._changes_before = None
 
-    def begin_step(self):
+    def begin_step(self, adds_in_products=False):
         """No graph of an earlier forward is used from here on."""
+        self.adds_in_products = adds_in_products
         if self.watch is not None:
             self.watch.look()
             self._changes_before = self.watch.num_changes
@@ -70,21 +72,28 @@ class WeightHalf:
 class _Whole(WeightHalf):
     """No input takes a gradient: W is the whole backward."""
 
-    def __init__(self, roots, gradients):
+    def __init__(self, roots, gradients, memory):
         super().__init__()
-        self._roots, self._gradients = roots, gradients
+        self._roots, self._gradients, self._memory = roots, gradients, memory
 
     def run(self):
-        run_backward(self._roots, self._gradients)
-        self._roots = self._gradients = ()
+        memory, roots, gradients = self._memory, self._roots, self._gradients
+        self._memory = self._roots = self._gradients = None
+        found = memory.cuts.cut(roots, None) if memory.adds_in_products else None
+        # Hooks would not run at the products where the graph is cut off.
+        if found is None or found.cut.fused_because or not _is_plain(memory, found.cut):
+            run_backward(roots, gradients)
+        else:
+            _begin(memory, found, roots, gradients, None, is_plain=True).run()
 
 
 class _Pieces(WeightHalf):
     """The products put off, and the gradients that I has kept."""
 
-    def __init__(self, fused_because, watch):
+    def __init__(self, fused_because, memory):
         super().__init__(fused_because)
-        self._watch = watch
+        self._watch = memory.watch
+        self._adds_in_products = memory.adds_in_products
         self._waiting = []  # (PutOff, factors, twigs, gradient, its version when it was taken)
         self._kept = []  # (leaf, gradient)
         self._owners = ()
@@ -124,11 +133,16 @@ class _Pieces(WeightHalf):
             for tensor, version in zip(factors.tensors, factors.versions):
                 if tensor._version != version:
                     _raise_changed(tensor, version)
-            found = put_off.product.gradients(gradient, factors, put_off.transposed)
-            tensor = factors = gradient = None
+            totals = None
+            if self._adds_in_products:
+                totals = [None if leaf is None else additions.total_of(leaf) for leaf, _ in twigs]
+            found = put_off.product.gradients(gradient, factors, put_off.transposed, totals)
+            tensor = factors = gradient = totals = None
             for (leaf, edge), value, group, is_transposed in zip(
                 twigs, found, put_off.groups, put_off.transposed
             ):
+                if value is None:
+                    continue  # is added
                 num_bytes += value.nbytes
                 if leaf is not None:
                     additions.to_leaves.append((leaf, value, edge, is_transposed))
@@ -189,7 +203,7 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
     memory = memory or SplitMemory()
     found = None if anchor is None else memory.cuts.cut(roots, anchor)
     if found is None:
-        return _Whole(roots, gradients)
+        return _Whole(roots, gradients, memory)
     cut = found.cut
     if cut.fused_because is not None and not (in_order and cut.kept):
         if in_order and cut.fused_because != NO_PARAMETER:
@@ -200,15 +214,22 @@ def run_input_half(roots, gradients, anchor, in_order=False, memory=None):
             )
         run_backward(roots, gradients)
         return WeightHalf(cut.fused_because)
-    return _begin(memory, found, roots, gradients, anchor)
+    return _begin(memory, found, roots, gradients, anchor, _is_plain(memory, cut))
 
 
-def _begin(memory, graph, roots, gradients, anchor):
+def _is_plain(memory, cut):
+    """Whether what arrives at a node is what it works with: no hook changes it before."""
+    return memory.has_no_hooks() and not cut.has_foreign
+
+
+def _begin(memory, graph, roots, gradients, anchor, is_plain):
     """I of a graph that is cut."""
     nodes, edges, cut, _ = graph
     kept = [nodes[place] for place in cut.kept]
-    targets = [anchor, *[GradientEdge(leaf, 0) for leaf in kept]]
-    pieces = _Pieces(cut.fused_because, memory.watch)
+    targets = [GradientEdge(leaf, 0) for leaf in kept]
+    if anchor is not None:
+        targets.append(anchor)
+    pieces = _Pieces(cut.fused_because, memory)
     products = []
     for put_off, factors in zip(cut.put_off, graph.factors):
         twigs = [  # (leaf, edge) of each gradient
@@ -219,8 +240,7 @@ def _begin(memory, graph, roots, gradients, anchor):
     takers = [nodes[put_off.place] for put_off in cut.put_off]
     if cut.has_foreign:
         pieces.keep_alive(takers)
-    # The engine gives out what arrives at a node, before hooks have changed it.
-    is_plain = memory.has_no_hooks() and not cut.has_foreign
+    num_first = len(targets)
     if is_plain:
         targets += [GradientEdge(node, 0) for node in takers]
     else:
@@ -229,10 +249,10 @@ def _begin(memory, graph, roots, gradients, anchor):
         if memory.watch is not None:
             memory.watch.count_own(len(takers))
     values = gradients_of(targets, roots, gradients)
-    for leaf, gradient in zip(kept, values[1:]):
+    for leaf, gradient in zip(kept, values):
         pieces.keep(leaf, gradient)
     if is_plain:
-        for product, gradient in zip(products, values[1 + len(kept):]):
+        for product, gradient in zip(products, values[num_first:]):
             pieces.put_off(*product, gradient)
     return pieces
 

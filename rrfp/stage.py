@@ -57,7 +57,7 @@ class StageStep:
 
     def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
                  forward_only, return_outputs, device, deterministic=False, in_order=False,
-                 held_bytes=None, split_memory=None):
+                 held_bytes=None, split_memory=None, adds_in_products=False):
         self.stage = stage
         self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
@@ -74,7 +74,7 @@ class StageStep:
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
         self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
         if split_memory is not None:
-            split_memory.begin_step()
+            split_memory.begin_step(adds_in_products)
         self.buffers = BufferWatch(module) if deterministic else None
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches

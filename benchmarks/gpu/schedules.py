@@ -33,6 +33,7 @@ from torch.distributed.pipelining import (
 import rrfp
 
 STEPS, WARM_UP_STEPS = 4, 1
+IN_PRODUCTS = {"split_backward": True, "add_in_products": True}
 PLACES = {"loop": lambda rank: (rank, rank + 2), "v": lambda rank: (rank, 3 - rank)}
 
 
@@ -62,8 +63,9 @@ def torch_runs(whole, halves, rank, device, batch, target, is_compiled):
     return runs
 
 
-def rrfp_runs(whole, halves, rank, inputs, targets, reports):
-    """{name: step} of rrfp's; each leaves its report in `reports`."""
+def rrfp_runs(whole, halves, rank, inputs, targets, reports, is_compiled):
+    """{name: step} of rrfp's; each leaves its report in `reports`. A compiled block's backward is one
+    piece, whose products are torch.compile's."""
 
     def step_of(name, stages, **options):
         own = {
@@ -78,7 +80,7 @@ def rrfp_runs(whole, halves, rank, inputs, targets, reports):
 
         return step
 
-    one = {rank: whole}
+    one, zbv = {rank: whole}, {"hint": "zbv", "placement": "v"}
     loop, v = (dict(zip(PLACES[name](rank), halves)) for name in ("loop", "v"))
     options = {
         "rrfp 1f1b slack=0": (one, {"hint": "1f1b", "slack": 0}),
@@ -87,10 +89,14 @@ def rrfp_runs(whole, halves, rank, inputs, targets, reports):
         "rrfp bf": (one, {"hint": "bf"}),
         "rrfp auto 2P": (one, {"max_in_flight": 4}),
         "rrfp bfw": (one, {"hint": "bfw", "split_backward": True}),
+        "rrfp bfw, add in products": (one, {"hint": "bfw", **IN_PRODUCTS}),
         "rrfp interleaved slack=0 V=2": (loop, {"hint": "interleaved", "slack": 0}),
-        "rrfp zbv V=2": (v, {"hint": "zbv", "placement": "v", "split_backward": True}),
+        "rrfp zbv V=2": (v, {**zbv, "split_backward": True}),
+        "rrfp zbv V=2, add in products": (v, {**zbv, **IN_PRODUCTS}),
+        "rrfp zbv slack=0 V=2, add in products": (v, {**zbv, **IN_PRODUCTS, "slack": 0}),
     }
-    return {name: step_of(name, stages, **more) for name, (stages, more) in options.items()}
+    return {name: step_of(name, stages, **more) for name, (stages, more) in options.items()
+            if not (is_compiled and "add_in_products" in more)}
 
 
 def measure(name, step, device, times, peaks):
@@ -140,7 +146,7 @@ class Case:
         self.states = {}  # of the GPU, in the last round
         self.runs = {
             "stage alone": self.alone,
-            **rrfp_runs(self.whole, halves, rank, self.inputs, targets, self.reports),
+            **rrfp_runs(self.whole, halves, rank, self.inputs, targets, self.reports, "c" in case),
             **torch_runs(self.whole, halves, rank, device, batch, target, "c" in case),
         }
 

@@ -26,6 +26,7 @@ from feature_stages import (
 # name -> what the matrix calls it. Each is on or off in a case.
 FEATURES = {
     "split": "`split_backward`",
+    "products": "`split_backward` and `add_in_products`",
     "deterministic": "`deterministic`",
     "fixed": "a fixed order, `slack=0`",
     "bytes": "`max_in_flight` in bytes, given",
@@ -60,6 +61,7 @@ FEATURES = {
     "group": "an agreement group (processes)",
 }
 REFUSED = {
+    ("products", "deterministic"): "rounds otherwise than a plain loop",
     ("fixed", "bytes"): "with slack 0 no forward can be held back",
     ("fixed", "measured"): "with slack 0 no forward can be held back",
     ("measured", "group"): "members of an agreement group cannot measure alike",
@@ -123,7 +125,8 @@ def pipeline_options(on):
 
 def step_options(on, rows, num_ranks):
     options = {"seed": SEED, "stall_timeout_s": 30.0, "deterministic": "deterministic" in on,
-               "split_backward": True if "split" in on else None,
+               "split_backward": True if on & {"split", "products"} else None,
+               "add_in_products": "products" in on,
                "loss_reduction": factors(on, rows)[0] if "weights" in on else "mean",
                "grad_scale": 8.0 if "scale" in on else None,
                "return_outputs": "outputs" in on, "broadcast_loss": "broadcast" in on}

@@ -88,9 +88,10 @@ def test_every_way_to_set_a_hook_moves_the_counter(how):
     assert RemovableHandle.next_id > before
 
 
-def _hooked(how, name):
+def _hooked(how, name, in_products=False):
     """(times that a hook fired in each microbatch, whether it should have)."""
     module, memory = _module(), SplitMemory(HookWatch())
+    memory.begin_step(in_products)
     parameter = _parameters_of(module)[name]
     calls, counts, wanted = [], [], []
 
@@ -123,10 +124,11 @@ def _hooked(how, name):
     return counts, wanted, same
 
 
+@pytest.mark.parametrize("in_products", [False, True])
 @pytest.mark.parametrize("name", ["weight", "bias", "kept"])
 @pytest.mark.parametrize("how", _SETTERS)
-def test_hooks_set_between_microbatches_fire(how, name):
-    counts, wanted, same = _hooked(how, name)
+def test_hooks_set_between_microbatches_fire(how, name, in_products):
+    counts, wanted, same = _hooked(how, name, in_products)
     assert counts == wanted and same
 
 
