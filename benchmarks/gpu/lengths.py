@@ -242,7 +242,7 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     stage = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(device, torch.bfloat16)
-    clocks = two_gpus.Clocks(device.index)
+    clocks = two_gpus.Clocks(device)
     for seed in range(arguments.draws):
         measure_draw(seed, stage, rank, device, clocks, tell)
         two_gpus.keep(arguments.out, {"rows": rows})

@@ -68,9 +68,8 @@ for what in $steps; do
       done
       ;;
     measure)
-      for channel in ipc nccl; do
-        step measure_$channel 90 env RRFP_TEST_CHANNEL=$channel $programs/gpu_messages
-      done
+      step measure 200 env PYTHONPATH="$PWD" python3 benchmarks/gpu/messages.py \
+        $programs/gpu_messages --runs 1
       ;;
     extension)
       step extension 180 env RRFP_CMAKE_ARGS=-DRRFP_CUDA=on python3 setup.py build_ext --inplace

@@ -64,8 +64,8 @@ def torch_runs(whole, halves, rank, device, batch, target, is_compiled):
 
 
 def rrfp_runs(whole, halves, rank, inputs, targets, reports, is_compiled):
-    """{name: step} of rrfp's; each leaves its report in `reports`. A compiled block's backward is one
-    piece, whose products are torch.compile's."""
+    """{name: step} of rrfp's; each leaves its report in `reports`. The backward of a compiled block
+    is one piece, whose products are not seen."""
 
     def step_of(name, stages, **options):
         own = {
@@ -211,7 +211,7 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     blocks = [Block().to(device, torch.bfloat16) for _ in range(BLOCKS // 2)]
-    clocks = two_gpus.Clocks(device.index)
+    clocks = two_gpus.Clocks(device)
     runs = []
     for case in arguments.cases:
         runs.append(Case(case, blocks, rank, device, clocks, tell).measure(arguments.rounds))

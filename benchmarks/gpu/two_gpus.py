@@ -66,9 +66,10 @@ class Clocks:
     QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,clocks_event_reasons.sw_power_cap",
              "--format=csv,noheader,nounits", "--loop-ms=50"]
 
-    def __init__(self, index):
+    def __init__(self, device):
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         self._samples = []  # (when, MHz, W, whether its power limit holds it back)
-        self._asking = subprocess.Popen([*self.QUERY, f"--id={index}"], text=True,
+        self._asking = subprocess.Popen([*self.QUERY, f"--id={uuid}"], text=True,
                                         stdout=subprocess.PIPE)
         atexit.register(self._asking.kill)
         threading.Thread(target=self._read, daemon=True).start()

@@ -47,6 +47,7 @@ def parse():
     parser.add_argument("--placement", default="loop")
     parser.add_argument("--graphs", type=int, default=0)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--add-in-products", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--check-memory", action="store_true", help="nobody else uses the GPUs")
     parser.add_argument("--beside-all-reduces", action="store_true")
@@ -104,6 +105,8 @@ def run_steps(options, rank, num_ranks, device, dtype):
             hint=hints[step % len(hints)],
             slack=0 if step % 8 == 5 else "auto",
             deterministic=options.deterministic,
+            split_backward=True if options.add_in_products else None,
+            add_in_products=options.add_in_products,
             seed=options.seed,
             placement=options.placement,
             transport=options.transport,

@@ -142,6 +142,14 @@ def test_one_process_per_gpu(transport, dtype):
     check_launch(2, "--transport", transport, "--dtype", dtype, "--steps", "12")
 
 
+@two_gpus
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("placement", [("loop", "1"), ("v", "2")])
+def test_two_processes_add_in_products(placement, dtype):
+    check_launch(2, "--add-in-products", "--dtype", dtype, "--steps", "12",
+                 "--placement", placement[0], "--stages-per-rank", placement[1])
+
+
 @pytest.mark.parametrize("num_ranks", [4, 8])
 @pytest.mark.parametrize("transport", ["ipc", "nccl"])
 def test_processes_that_share_gpus(transport, num_ranks):
