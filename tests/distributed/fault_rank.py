@@ -183,16 +183,10 @@ def striking_in_set_up():
     return mock.patch.object(Rendezvous, "exchange", exchange_and_strike)
 
 
-def import_the_rest():
-    """What takes seconds on a busy machine, before the ranks meet: a step waits for 2 s only."""
-    import rrfp  # noqa: F401
-
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-
-
 def main():
     torch.set_num_threads(1)
-    import_the_rest()
+    import rrfp  # noqa: F401 -- now: on a busy machine it takes a part of the 2 s of a step
+
     mesh = None
     if PLAN["mode"] == "processes":
         dist.init_process_group("gloo")
@@ -232,7 +226,9 @@ def reap(signum, frame):
 
 def serve_forks():
     """Forks a rank per request line and returns in the child, so that the time to import torch
-    is paid once. The ranks are whole processes otherwise: own session, own interpreter exit."""
+    is paid once, and to import what an optimizer does, which is as much again. The ranks are whole
+    processes otherwise: own session, own interpreter exit."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         request = json.loads(line)

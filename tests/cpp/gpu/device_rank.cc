@@ -208,16 +208,22 @@ void DeviceRank::on_header(RecvTicket ticket, const MessageHeader& header,
   if (answers_headers) answer(ticket, header, metadata);
 }
 
+// The transport says only that something has arrived, once for several messages.
+void DeviceRank::tell_arrivals() {
+  if (!on_arrival) return;
+  const std::size_t count = std::erase_if(on_their_way_, word_reached);
+  for (std::size_t i = 0; i < count; ++i) on_arrival(steady_now_ns());
+}
+
 void DeviceRank::on_message(std::int32_t, InboundMessage* message) {
-  if (on_arrival && word_reached(message->arrived)) on_arrival(steady_now_ns());
+  on_their_way_.push_back(message->arrived);
+  tell_arrivals();
   std::lock_guard lock(mutex_);
   arrived_.push_back(message);
   changed_.notify_all();
 }
 
-void DeviceRank::on_arrived() {
-  if (on_arrival) on_arrival(steady_now_ns());
-}
+void DeviceRank::on_arrived() { tell_arrivals(); }
 
 void DeviceRank::on_sent(OutboundMessage* message, const Status& status) {
   std::lock_guard lock(mutex_);

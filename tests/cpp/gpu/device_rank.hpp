@@ -91,7 +91,7 @@ class DeviceRank final : public MessageSink {
   DeviceTransport& transport() { return *transport_; }
   int device() const { return device_; }
   void* stream() const { return stream_; }
-  std::function<void(std::int64_t)> on_arrival;  // on the progress thread, with the time
+  std::function<void(std::int64_t)> on_arrival;  // on the progress thread, with the time; each
   std::atomic<bool> is_held_up{false};  // the progress thread, at the next header
   bool answers_headers = true;  // false: tickets are kept in `kept_headers`
   std::vector<std::pair<RecvTicket, MessageHeader>> kept_headers;
@@ -99,6 +99,7 @@ class DeviceRank final : public MessageSink {
               std::span<const std::byte> metadata);
 
  private:
+  void tell_arrivals();
   template <class Condition>
   bool wait(std::int64_t timeout_ms, Condition condition) {
     std::unique_lock lock(mutex_);
@@ -117,6 +118,7 @@ class DeviceRank final : public MessageSink {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<InboundMessage*> arrived_;
+  std::vector<WordPoint> on_their_way_;  // the progress thread's, for on_arrival
   std::size_t num_headers_ = 0;
   Status lost_status_;
   std::atomic<bool> is_ending_{false};
