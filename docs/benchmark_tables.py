@@ -158,6 +158,13 @@ def gpu_jitter(results):
                      "host, us a task", "late for the interpreter, us (95 %)"], rows))
 
 
+def gpu_arrival(results):
+    names = {"arrival_to_start_us": "arrival to start", "host_us": "per task reported"}
+    rows = [[names[key], f"{middle:.1f}", f"{low:.1f} to {high:.1f}"]
+            for key, (low, middle, high) in results["quartiles"].items()]
+    return "In microseconds:\n\n" + table(["figure", "median", "quartiles"], rows)
+
+
 def gpu_first_step(study):
     rows = [[run["note"], step["run"], f"{step['median_ms']:.0f}", f"{step['over_ideal']:.2f}"]
             for run in study["runs"] for step in run["steps"]]
