@@ -6,6 +6,7 @@ different moments. The order is decided in memory that they share, task by task;
 find one another, and how they compare what a step is to be.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -15,7 +16,7 @@ import secrets
 import torch
 
 from rrfp import _C
-from rrfp.errors import RankTimeoutError
+from rrfp.errors import PeerLostError, RankTimeoutError
 from rrfp.group_claims import GroupClaims
 from rrfp.rendezvous import Rendezvous, membership
 from rrfp.stage_meetings import NO_MEETINGS
@@ -113,7 +114,11 @@ def resolve_groups(group, agreement_group):
 
 
 class GroupSetUp:
-    """One attempt to form an agreement group, by every member of it."""
+    """One attempt to form an agreement group, by every member of it.
+
+    As a context: a member that leaves with an exception before it formed the group tells the
+    others that it will not come.
+    """
 
     def __init__(self, group, pipeline, timeout_s):
         self._pipeline = pipeline  # this rank's Membership in its pipeline
@@ -121,12 +126,26 @@ class GroupSetUp:
         self._meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self._meeting.store_reachable():
             self._claims = GroupClaims(self.member, self._meeting.corner)
+        self._is_over = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is not None and not self._is_over:
+            with contextlib.suppress(PeerLostError):  # nobody to tell
+                self._end(has_failed=True)
+            self._meeting.__exit__(kind, error, trace)
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
         self._refuse(error)
+        self._end(has_failed=True)
+
+    def _end(self, has_failed):
+        self._is_over = True
         with self._meeting.store_reachable():
-            self._claims.end(has_failed=True)
+            self._claims.end(has_failed)
 
     def _refuse(self, error):
         with self._meeting.store_reachable():
@@ -158,13 +177,16 @@ class GroupSetUp:
         """
         has_failed = True
         try:
-            cards = self._exchange_cards(stages)
-            self._check(cards)
-            segment = self._share_memory()
+            with self._meeting:
+                try:
+                    self._check(self._exchange_cards(stages))
+                    segment = self._share_memory()
+                except ValueError as error:
+                    self._meeting.refusal = error
+                    raise
             has_failed = False
         finally:
-            with self._meeting.store_reachable():
-                self._claims.end(has_failed)
+            self._end(has_failed)
         return segment
 
     def _exchange_cards(self, stages):

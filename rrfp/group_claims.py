@@ -77,8 +77,9 @@ class GroupClaims:
         # It counts as a set-up of this rank, which the next one of that group comes after.
         group, generation = claim["corner"].rsplit("/", 1)
         num_set_ups = count_key(group, place)
-        if self._store.add(num_set_ups, 0) < int(generation):
-            self._store.add(num_set_ups, 1)
+        num_behind = int(generation) - self._store.add(num_set_ups, 0)
+        if num_behind > 0:
+            self._store.add(num_set_ups, num_behind)
 
     def _look(self):
         name = self._claims_name(self._own_rank)

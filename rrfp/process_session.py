@@ -1,5 +1,6 @@
 """A session whose ranks are processes: this one is a rank, its calling thread the worker."""
 
+import contextlib
 import logging
 import os
 import pickle
@@ -50,11 +51,18 @@ def open_process_session(
         RankTimeoutError: A rank did not come.
     """
     member = membership(group)
-    rendezvous = Rendezvous(member, set_up_timeout_s)
-    agreement = None
-    says_none = agreement_group == NO_MEETINGS
-    if agreement_group is not None and not says_none:
-        agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
+    with contextlib.ExitStack() as set_ups:
+        rendezvous = set_ups.enter_context(Rendezvous(member, set_up_timeout_s))
+        agreement = None
+        if agreement_group not in (None, NO_MEETINGS):
+            agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
+            set_ups.enter_context(agreement)
+        says_none = agreement_group == NO_MEETINGS
+        return _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
+
+
+def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none):
+    member = rendezvous.member
     listener = None
     card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
     card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
@@ -85,6 +93,7 @@ def open_process_session(
     try:
         layout, devices = lay_out(cards, member, shape, transport)
     except (ValueError, TypeError) as error:
+        rendezvous.refusal = error
         if isinstance(error, RanksParted):
             _close_pipelines_of(member.ranks)
         if agreement is not None:
@@ -120,7 +129,8 @@ def _form_agreement(agreement, rendezvous, stages):
         if other is not None:
             is_refusal, text = other
             text = f"rank {rank}: {text}"
-            raise (ValueError(text) if is_refusal else RankTimeoutError(text)) from cause
+            rendezvous.refusal = (ValueError if is_refusal else RankTimeoutError)(text)
+            raise rendezvous.refusal from cause
     return segment
 
 

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 import torch
 
 from rrfp import _C
-from rrfp.errors import PeerLostError, RankTimeoutError
+from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
 
 _POLL_S = 0.005
-_GIVEN_UP = "given up"  # a key: by a rank whose time was over
+# For so long a rank that passed over set-ups which were given up waits for the others, who may
+# have ended; longer where one of them waits as well.
+_GRACE_S = 5.0
+# Keys of a corner.
+_OUTCOME = "outcome"  # _MET, or (rank, text) by the rank that gave it up
+_AWAITED = "awaited"  # by a rank that waits there as long as it was asked to
+_MET = pickle.dumps(None)
+
+_corners_used = set()  # by this process
 
 
 @dataclass(frozen=True)
@@ -63,25 +71,64 @@ def count_key(corner, rank):
 
 
 class Rendezvous:
-    """One set-up: a corner of the store that only these ranks use, and only this time."""
+    """One set-up: a corner of the store that only these ranks use, and only this time.
+
+    Set-ups are numbered. A rank begins the first that it has not begun and that nobody has given
+    up, so that ranks that retry meet however often each has failed alone. A set-up has one
+    outcome, for all ranks: either everybody came, or somebody gave it up before.
+
+    As a context it holds the set-up: a rank that leaves it with an exception gives it up, and no
+    other takes what it had published for a live rank's.
+
+    Attributes:
+        refusal: An exception that the other ranks know of; to leave with it gives nothing up.
+    """
 
     def __init__(self, member, timeout_s, purpose="pipeline"):
         self.member = member
+        self.refusal = None
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
-        store = torch.distributed.distributed_c10d._get_default_store()
+        self._shared = torch.distributed.distributed_c10d._get_default_store()
         # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
         # is not ahead of the others when they set up a pipeline.
-        corner = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
-        self._counts = [count_key(corner, rank) for rank in range(member.num_ranks)]
-        self._shared = store
-        with self.store_reachable():
-            # Counted in the store and not here: a process that takes a dead one's place has not
-            # seen the set-ups before it.
-            generation = store.add(self._counts[member.rank], 1)
+        self._place = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
+        self._counts = [count_key(self._place, rank) for rank in range(member.num_ranks)]
+        self._passed_over = None  # (rank, text) of the last set-up that was; None: waits in full
+        self._grace_end = None
+        self._have_met = False
         self._num_exchanges = 0
-        self.corner = f"{corner}/{generation}"
-        self._store = torch.distributed.PrefixStore(self.corner, store)
+        with self.store_reachable():
+            self.corner = self._begin()
+            self._store = torch.distributed.PrefixStore(self.corner, self._shared)
+            if self._passed_over is None:
+                self._store.set(_AWAITED, b"1")
+
+    def _begin(self):
+        """The corner of the first set-up that this rank has not begun and nobody has given up."""
+        # Counted in the store and not here: a process that takes a dead one's place has not
+        # seen the set-ups before it.
+        number = self._shared.add(self._counts[self.member.rank], 1)
+        if number > 1 and self._place not in _corners_used:
+            # The process before this one may have died in its last, and left a card there.
+            text = f"rank {self.member.rank} was started again"
+            outcome = pickle.dumps((self.member.rank, text))
+            self._shared.compare_set(f"{self._place}/{number - 1}/{_OUTCOME}", "", outcome)
+        _corners_used.add(self._place)
+        while (given_up := self._given_up(number)) is not None:
+            self._passed_over = given_up
+            number = self._shared.add(self._counts[self.member.rank], 1)
+        return f"{self._place}/{number}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is None or error is self.refusal:
+            return
+        what = kind.__name__ + (f": {error}" if isinstance(error, RrfpError) else "")
+        with contextlib.suppress(torch.distributed.DistError):  # nobody to tell
+            self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
 
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.
@@ -91,20 +138,16 @@ class Rendezvous:
         Raises:
             RankTimeoutError: A rank did not publish in time.
         """
-        member = self.member
         card = {
             **card,
             "version": _C.build_info()["version"],
         }
-        prefix = f"{self._num_exchanges}/rank"
-        self._num_exchanges += 1
         with self.store_reachable():
-            if member.rank == 0 and self._num_exchanges == 1:
+            if self.member.rank == 0 and self._num_exchanges == 0:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
                 self._store.set("token", token)
-            self._store.set(f"{prefix}{member.rank}", pickle.dumps(card))
-            self._check_given_up()
-            return [self._get(f"{prefix}{rank}", rank) for rank in range(member.num_ranks)]
+        self._num_exchanges += 1
+        return self.share(f"exchange {self._num_exchanges}", card)
 
     def publish(self, name, value):
         """Say something under a name, once per attempt, without waiting for anybody."""
@@ -121,9 +164,14 @@ class Rendezvous:
         """
         self.publish(name, value)
         with self.store_reachable():
-            return [
+            values = [
                 self._get(f"{name}/{rank}", rank, watch) for rank in range(self.member.num_ranks)
             ]
+            if not self._have_met:
+                self._store.compare_set(_OUTCOME, "", _MET)
+                self._check_given_up()
+                self._have_met, self._passed_over = True, None
+        return values
 
     def token(self):
         """(run token, run number) drawn by rank 0."""
@@ -131,10 +179,13 @@ class Rendezvous:
             return self._get("token", 0)
 
     def ranks_ahead(self):
-        """Ranks that have begun a set-up of these ranks which this rank has not begun yet."""
+        """Ranks that are in a set-up of these ranks which this rank has not begun yet."""
         with self.store_reachable():
             counts = [self._shared.add(key, 0) for key in self._counts]
-        return [rank for rank, count in enumerate(counts) if count > counts[self.member.rank]]
+            return [
+                rank for rank, count in enumerate(counts)
+                if count > counts[self.member.rank] and self._given_up(count) is None
+            ]
 
     def time_left_ms(self):
         return max(1, int(1000 * (self._end - time.monotonic())))
@@ -155,25 +206,54 @@ class Rendezvous:
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
         while not self._store.check([key]):
             self._check_given_up()
-            if time.monotonic() >= self._end:
-                text = (
-                    f"rank {rank} (global rank {self.member.ranks[rank]}) did not join the "
-                    f"pipeline within {self._timeout_s:g} s, seen from rank {self.member.rank}. "
-                    "Check that it runs and calls rrfp as often as the others."
-                )
-                # Who comes later must not take this rank's card for that of one who still waits.
-                self._store.set(_GIVEN_UP, pickle.dumps((rank, text)))
-                raise RankTimeoutError(text, rank=rank)
+            self._check_time(rank)
             if watch is not None:
                 watch()
             time.sleep(_POLL_S)
         return pickle.loads(self._store.get(key))
 
+    def _check_time(self, rank):
+        """Gives the set-up up when the time to wait for a rank is over."""
+        now_s = time.monotonic()
+        if self._passed_over is not None:
+            if self._grace_end is None:
+                self._grace_end = min(self._end, now_s + _GRACE_S)
+            if now_s < self._grace_end:
+                return
+            if not self._store.check([_AWAITED]):
+                self._give_up(*self._passed_over)
+                self._check_given_up()
+            self._passed_over = None
+        if now_s >= self._end:
+            text = (
+                f"rank {rank} (global rank {self.member.ranks[rank]}) did not join the "
+                f"pipeline within {self._timeout_s:g} s, seen from rank {self.member.rank}. "
+                "Check that it runs and calls rrfp as often as the others."
+            )
+            if self._give_up(rank, text):
+                self.refusal = RankTimeoutError(text, rank=rank)
+                raise self.refusal
+            self._check_given_up()
+
+    def _give_up(self, rank, text):
+        """False when others have come to an outcome before; after a meeting: never."""
+        outcome = pickle.dumps((rank, text))
+        if self._have_met:
+            self._store.set(_OUTCOME, outcome)
+            return True
+        return self._store.compare_set(_OUTCOME, "", outcome) == outcome
+
+    def _given_up(self, number):
+        """(rank, text) of who gave a set-up up; None when nobody has."""
+        key = f"{self._place}/{number}/{_OUTCOME}"
+        return pickle.loads(self._shared.get(key)) if self._shared.check([key]) else None
 
     def _check_given_up(self):
-        if self._store.check([_GIVEN_UP]):
-            rank, text = pickle.loads(self._store.get(_GIVEN_UP))
-            raise RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)
+        given_up = self._given_up(self.corner.rpartition("/")[2])
+        if given_up is not None:
+            rank, text = given_up
+            self.refusal = RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)
+            raise self.refusal
 
 
 class RanksParted(ValueError):

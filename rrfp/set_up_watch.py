@@ -85,5 +85,6 @@ class SetUpWatch:
             "(stages, placement, edges, loss_stages, tied, num_ranks, group, transport), or built "
             "a Pipeline; do so on every rank."
         )
-        cards = Rendezvous(member, timeout_s).exchange({"error": ("RanksParted", text)})
+        with Rendezvous(member, timeout_s) as rendezvous:
+            cards = rendezvous.exchange({"error": ("RanksParted", text)})
         check_cards(cards, ())

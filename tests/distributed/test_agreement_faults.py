@@ -171,6 +171,46 @@ def test_one_process_is_refused():
         rrfp.Pipeline([torch.nn.Linear(1, 1)], agreement_group="auto")
 
 
+def run_interrupted_set_up(rank, num_ranks):
+    """Rank 1 is interrupted while rank 3 has not come; then all try again behind barriers."""
+    mesh = mesh_of(num_ranks)
+    module = torch.nn.Linear(1, 1)
+
+    def set_up(timeout_s):
+        began_s = time.monotonic()
+        try:
+            rrfp.Pipeline({mesh["pp"].get_local_rank(): module}, group=mesh,
+                          agreement_group="auto", set_up_timeout_s=timeout_s).close()
+        except (rrfp.RankTimeoutError, KeyboardInterrupt) as error:
+            return type(error).__name__, str(error), time.monotonic() - began_s
+        return "", "", time.monotonic() - began_s
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if rank == 1:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+    # Rank 2 alone is told by time that its member, rank 3, does not come.
+    said = [None if rank == 3 else set_up(6.0 if rank == 2 else 60.0)]
+    if rank == 1:
+        signal.signal(signal.SIGALRM, before)
+    while len(said) < 2 or (said[-1][0] and len(said) < 3):
+        dist.barrier()
+        said.append(set_up(20.0))
+    return said
+
+
+def test_a_member_that_leaves_its_set_up_is_named_and_all_meet_again():
+    answers = worker_group(NUM_RANKS).values(run_interrupted_set_up)
+    assert answers[1][0][0] == "KeyboardInterrupt", answers
+    for rank in (0, 2):
+        name, text, seconds = answers[rank][0]
+        assert name == "RankTimeoutError" and seconds < 30.0, answers
+        assert "given up: rank 1 left it with KeyboardInterrupt" in text, answers
+    assert {said[-1][0] for said in answers} == {""}, answers
+
+
 def fail_in_one_pipeline(rank, num_ranks, how):
     """One member fails in a stage or dies; what each of the others gets."""
     mesh = mesh_of(num_ranks)

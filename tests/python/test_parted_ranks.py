@@ -4,6 +4,7 @@ Would catch: a wait for the whole time-out, words that blame the wrong rank, an 
 alone, and ranks that stay a call apart afterwards: the next call of all must work.
 """
 
+import signal
 import time
 
 import parity_model as model
@@ -48,7 +49,7 @@ def outcome(call, *args, **options):
     began = time.monotonic()
     try:
         call(*args, **options)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return type(error).__name__, str(error), time.monotonic() - began
     return "", "", time.monotonic() - began
 
@@ -92,22 +93,111 @@ def test_a_rank_that_sets_up_instead_of_a_step(how, parting):
 
 def run_late(rank, num_ranks):
     stage, arguments = make_stage(rank), arguments_of(rank, num_ranks)
+    said = []
     if rank == 1:
         time.sleep(3.0)
-    said = [outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=1.0)]
+    else:
+        said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=1.0))
     said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=60.0))
     return said, stage.weight.grad.numpy()
 
 
-def test_a_rank_that_comes_when_the_others_have_given_up():
+def test_a_late_rank_joins_the_others_in_their_next_attempt():
     answers = worker_group(3).values(run_late)
-    first, second = zip(*[said for said, _ in answers], strict=True)
-    assert {name for name, _, _ in first} == {"RankTimeoutError"}, first
-    assert all("rank 1 (global rank 1) did not join" in text for _, text, _ in first), first
-    assert "this set-up has been given up" in first[1][1] and first[1][2] < 1.0
-    assert {name for name, _, _ in second} == {""}, second
+    for rank, (said, _) in enumerate(answers):
+        if rank != 1:
+            name, text, _ = said[0]
+            assert name == "RankTimeoutError", said
+            assert "rank 1 (global rank 1) did not join" in text, said
+        assert said[-1][0] == "", (rank, said)
     for (_, gradient), want in zip(answers, plain_gradients(3), strict=True):
         assert model.gradient_error(torch.as_tensor(gradient), want) <= 1e-10
+
+
+def run_too_late(rank, num_ranks):
+    stage, arguments = make_stage(rank), arguments_of(rank, num_ranks)
+    if rank == 1:
+        torch.distributed.barrier()
+    patience_s = 60.0 if rank == 1 else 1.0
+    said = [outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=patience_s)]
+    if rank != 1:
+        torch.distributed.barrier()
+    return said + retry(stage, arguments), stage.weight.grad.numpy()
+
+
+def retry(stage, arguments, most=2):
+    """What attempts behind barriers say, up to the one that works; ``most`` of them may be made."""
+    said = []
+    while len(said) < most and (not said or said[-1][0]):
+        torch.distributed.barrier()
+        stage.zero_grad()
+        said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=20.0))
+    return said
+
+
+def test_a_rank_that_comes_when_the_others_have_given_up():
+    answers = worker_group(3).values(run_too_late)
+    first = [said[0] for said, _ in answers]
+    assert {name for name, _, _ in first} == {"RankTimeoutError"}, first
+    assert all("rank 1 (global rank 1) did not join" in text for _, text, _ in first), first
+    assert "this set-up has been given up" in first[1][1] and first[1][2] < 30.0, first
+    check_retries(answers)
+
+
+def check_retries(answers, num_ranks=3):
+    """All were together in their last attempt, and its gradients are those of a plain loop."""
+    lasts = [said[-1] for said, _ in answers]
+    assert {name for name, _, _ in lasts} == {""}, answers
+    for (_, gradient), want in zip(answers, plain_gradients(num_ranks), strict=True):
+        assert model.gradient_error(torch.as_tensor(gradient), want) <= 1e-10
+
+
+def run_one_attempt_apart(rank, num_ranks):
+    """A rank's set-up is over before the others' step is; from then on all set up the same."""
+    stage, arguments = make_stage(rank), arguments_of(rank, num_ranks)
+    with rrfp.Pipeline(make_stage(rank)) as pipeline:
+        said = [outcome(pipeline.step, *arguments, stall_timeout_s=60.0)]
+        if rank == 0:
+            said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=0.5))
+        else:
+            said.append(outcome(pipeline.step, *arguments, stall_timeout_s=3.0))
+    return said + retry(stage, arguments), stage.weight.grad.numpy()
+
+
+def test_ranks_one_attempt_apart_meet_again():
+    answers = worker_group(3).values(run_one_attempt_apart)
+    assert {said[0][0] for said, _ in answers} == {""}, answers
+    assert "" not in {said[1][0] for said, _ in answers}, answers
+    check_retries(answers)
+
+
+def run_interrupted(rank, num_ranks):
+    """One rank is interrupted in a set-up that another has not come to; then all try again."""
+    stage, arguments = make_stage(rank), arguments_of(rank, num_ranks)
+    said = []
+    if rank == 1:
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        try:
+            said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=60.0))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    elif rank == 0:
+        said.append(outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=60.0))
+    return said + retry(stage, arguments), stage.weight.grad.numpy()
+
+
+def test_an_interrupted_set_up_is_told_to_those_who_wait():
+    answers = worker_group(3).values(run_interrupted)
+    (told, *_), (interrupted, *_) = answers[0][0], answers[1][0]
+    assert interrupted[0] == "KeyboardInterrupt", answers
+    assert told[0] == "RankTimeoutError" and told[2] < 30.0, answers
+    assert "given up: rank 1 left it with KeyboardInterrupt" in told[1], answers
+    check_retries(answers)
 
 
 def run_alternating(rank, num_ranks):
