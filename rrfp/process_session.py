@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+import weakref
 
 import torch
 
@@ -14,6 +15,7 @@ from rrfp.agreement import decide
 from rrfp.agreement_group import GroupSetUp, settle
 from rrfp.arguments import is_timeout
 from rrfp.device import Launcher, join_devices, stage_device
+from rrfp.end_watch import EndWatch
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
 from rrfp.layout import check_modules, check_transport, stage_table
@@ -145,6 +147,7 @@ class ProcessSession(Session):
         self.refusal = None  # the last error that all ranks agreed on
         self.ranks = rendezvous.member.ranks
         self._set_ups = SetUpWatch(rendezvous)
+        self._end_watch = None
         token, run = rendezvous.token()
         try:
             control = _C.connect_control(
@@ -170,6 +173,7 @@ class ProcessSession(Session):
             self._runtime = None
             self.close("its set-up was interrupted")
             raise
+        self._end_watch = EndWatch(weakref.WeakMethod(self._unraised_end))
         logger.info("rank %d of %d joined through %s, version %s, torch %s", self._runtime.rank,
                     layout.num_ranks, self._runtime.transport_name, _C.build_info()["version"],
                     torch.__version__)
@@ -335,7 +339,17 @@ class ProcessSession(Session):
     def _own_runtimes(self):
         return [self._runtime]
 
+    def _unraised_end(self):
+        """For an EndWatch: what has ended the run although a step of this rank goes on."""
+        runtime, thread = self._runtime, self._user
+        if thread is None or runtime.status is None:
+            return None
+        state = runtime.views()[runtime.rank]["state"]
+        return runtime.status, f"rank {runtime.rank} {state}", thread
+
     def _end(self):
+        if self._end_watch is not None:
+            self._end_watch.close()
         if self._runtime is None:
             return
         if self._in_step.locked():
