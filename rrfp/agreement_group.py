@@ -125,7 +125,7 @@ class GroupSetUp:
         self.member = membership(group)
         self._meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self._meeting.store_reachable():
-            self._claims = GroupClaims(self.member, self._meeting.corner)
+            self._claims = GroupClaims(self.member, self._meeting.corner, self._meeting.store)
         self._is_over = False
 
     def __enter__(self):
@@ -139,8 +139,9 @@ class GroupSetUp:
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
-        self._refuse(error)
-        self._end(has_failed=True)
+        with self._meeting:
+            self._refuse(error)
+            self._end(has_failed=True)
 
     def _end(self, has_failed):
         self._is_over = True
@@ -176,17 +177,16 @@ class GroupSetUp:
             RankTimeoutError: A member did not come.
         """
         has_failed = True
-        try:
-            with self._meeting:
-                try:
-                    self._check(self._exchange_cards(stages))
-                    segment = self._share_memory()
-                except ValueError as error:
-                    self._meeting.refusal = error
-                    raise
-            has_failed = False
-        finally:
-            self._end(has_failed)
+        with self._meeting:
+            try:
+                self._check(self._exchange_cards(stages))
+                segment = self._share_memory()
+                has_failed = False
+            except ValueError as error:
+                self._meeting.refusal = error
+                raise
+            finally:
+                self._end(has_failed)
         return segment
 
     def _exchange_cards(self, stages):

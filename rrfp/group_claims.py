@@ -8,8 +8,6 @@ is forming, and looks from time to time who names it.
 import pickle
 import time
 
-import torch
-
 from rrfp.rendezvous import count_key
 
 _LOOK_S = 0.05
@@ -25,10 +23,10 @@ class GroupClaims:
     it. Times are of the host's clock, which the members of a group share.
     """
 
-    def __init__(self, member, corner):
+    def __init__(self, member, corner, store):
         self._own_rank = member.ranks[member.rank]
         self._ranks = member.ranks
-        self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._store = store
         self._last_end_s = self._read(f"rrfp/group formed by {self._own_rank}/ended", 0.0)
         self._num_read = 0
         self._rivals = {}  # key: when it was first seen
@@ -72,8 +70,7 @@ class GroupClaims:
     def refuse(self, claim, text):
         """Tell those who form the group of ``claim`` that this rank will not come."""
         place = claim["ranks"].index(self._own_rank)
-        corner = torch.distributed.PrefixStore(claim["corner"], self._store)
-        corner.set(f"card/{place}", pickle.dumps({"error": text}))
+        self._store.set(f"{claim['corner']}/card/{place}", pickle.dumps({"error": text}))
         # It counts as a set-up of this rank, which the next one of that group comes after.
         group, generation = claim["corner"].rsplit("/", 1)
         num_set_ups = count_key(group, place)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from rrfp import _C
+from rrfp.bounded_store import BoundedStore, StoreSilentError
 from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
 
 _POLL_S = 0.005
@@ -89,7 +90,8 @@ class Rendezvous:
         self.refusal = None
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
-        self._shared = torch.distributed.distributed_c10d._get_default_store()
+        self._unbounded = torch.distributed.distributed_c10d._get_default_store()
+        self.store = BoundedStore(self._unbounded, self._end)
         # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
         # is not ahead of the others when they set up a pipeline.
         self._place = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
@@ -100,35 +102,34 @@ class Rendezvous:
         self._num_exchanges = 0
         with self.store_reachable():
             self.corner = self._begin()
-            self._store = torch.distributed.PrefixStore(self.corner, self._shared)
             if self._passed_over is None:
-                self._store.set(_AWAITED, b"1")
+                self._set(_AWAITED, b"1")
 
     def _begin(self):
         """The corner of the first set-up that this rank has not begun and nobody has given up."""
         # Counted in the store and not here: a process that takes a dead one's place has not
         # seen the set-ups before it.
-        number = self._shared.add(self._counts[self.member.rank], 1)
+        number = self.store.add(self._counts[self.member.rank], 1)
         if number > 1 and self._place not in _corners_used:
             # The process before this one may have died in its last, and left a card there.
             text = f"rank {self.member.rank} was started again"
             outcome = pickle.dumps((self.member.rank, text))
-            self._shared.compare_set(f"{self._place}/{number - 1}/{_OUTCOME}", "", outcome)
+            self.store.compare_set(f"{self._place}/{number - 1}/{_OUTCOME}", "", outcome)
         _corners_used.add(self._place)
-        while (given_up := self._given_up(number)) is not None:
+        while (given_up := self._given_up(number, self.store)) is not None:
             self._passed_over = given_up
-            number = self._shared.add(self._counts[self.member.rank], 1)
+            number = self.store.add(self._counts[self.member.rank], 1)
         return f"{self._place}/{number}"
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is None or error is self.refusal:
-            return
-        what = kind.__name__ + (f": {error}" if isinstance(error, RrfpError) else "")
-        with contextlib.suppress(torch.distributed.DistError):  # nobody to tell
-            self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
+        if error is not None and error is not self.refusal:
+            what = kind.__name__ + (f": {error}" if isinstance(error, RrfpError) else "")
+            with contextlib.suppress(PeerLostError), self.store_reachable():  # else nobody to tell
+                self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
+        self.store.close()
 
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.
@@ -145,14 +146,14 @@ class Rendezvous:
         with self.store_reachable():
             if self.member.rank == 0 and self._num_exchanges == 0:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
-                self._store.set("token", token)
+                self._set("token", token)
         self._num_exchanges += 1
         return self.share(f"exchange {self._num_exchanges}", card)
 
     def publish(self, name, value):
         """Say something under a name, once per attempt, without waiting for anybody."""
         with self.store_reachable():
-            self._store.set(f"{name}/{self.member.rank}", pickle.dumps(value))
+            self._set(f"{name}/{self.member.rank}", pickle.dumps(value))
 
     def share(self, name, value, watch=None):
         """As ``publish``; what every rank has said under the name, by rank.
@@ -168,7 +169,7 @@ class Rendezvous:
                 self._get(f"{name}/{rank}", rank, watch) for rank in range(self.member.num_ranks)
             ]
             if not self._have_met:
-                self._store.compare_set(_OUTCOME, "", _MET)
+                self._settle(_MET)
                 self._check_given_up()
                 self._have_met, self._passed_over = True, None
         return values
@@ -179,12 +180,16 @@ class Rendezvous:
             return self._get("token", 0)
 
     def ranks_ahead(self):
-        """Ranks that are in a set-up of these ranks which this rank has not begun yet."""
+        """Ranks that are in a set-up of these ranks which this rank has not begun yet.
+
+        Also after this set-up; waits as long as the store does.
+        """
+        store = self._unbounded
         with self.store_reachable():
-            counts = [self._shared.add(key, 0) for key in self._counts]
+            counts = [store.add(key, 0) for key in self._counts]
             return [
                 rank for rank, count in enumerate(counts)
-                if count > counts[self.member.rank] and self._given_up(count) is None
+                if count > counts[self.member.rank] and self._given_up(count, store) is None
             ]
 
     def time_left_ms(self):
@@ -201,16 +206,22 @@ class Rendezvous:
                 f'was set up: torch reported "{error}". The process that holds the store, usually '
                 "global rank 0, is gone; start the job again."
             ) from error
+        except StoreSilentError:
+            raise PeerLostError(
+                f"rank {self.member.rank} got no answer from the store of torch.distributed while "
+                f"the pipeline was set up, within {self._timeout_s:g} s. The process that holds "
+                "the store, usually global rank 0, is frozen or out of reach; start the job again."
+            ) from None
 
     def _get(self, key, rank, watch=None):
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
-        while not self._store.check([key]):
+        while not self.store.check([f"{self.corner}/{key}"]):
             self._check_given_up()
             self._check_time(rank)
             if watch is not None:
                 watch()
             time.sleep(_POLL_S)
-        return pickle.loads(self._store.get(key))
+        return pickle.loads(self.store.get(f"{self.corner}/{key}"))
 
     def _check_time(self, rank):
         """Gives the set-up up when the time to wait for a rank is over."""
@@ -220,7 +231,7 @@ class Rendezvous:
                 self._grace_end = min(self._end, now_s + _GRACE_S)
             if now_s < self._grace_end:
                 return
-            if not self._store.check([_AWAITED]):
+            if not self.store.check([f"{self.corner}/{_AWAITED}"]):
                 self._give_up(*self._passed_over)
                 self._check_given_up()
             self._passed_over = None
@@ -239,17 +250,24 @@ class Rendezvous:
         """False when others have come to an outcome before; after a meeting: never."""
         outcome = pickle.dumps((rank, text))
         if self._have_met:
-            self._store.set(_OUTCOME, outcome)
+            self._set(_OUTCOME, outcome)
             return True
-        return self._store.compare_set(_OUTCOME, "", outcome) == outcome
+        return self._settle(outcome) == outcome
 
-    def _given_up(self, number):
+    def _settle(self, outcome):
+        """The outcome, which is this one unless there was one before."""
+        return self.store.compare_set(f"{self.corner}/{_OUTCOME}", "", outcome)
+
+    def _set(self, name, value):
+        self.store.set(f"{self.corner}/{name}", value)
+
+    def _given_up(self, number, store):
         """(rank, text) of who gave a set-up up; None when nobody has."""
         key = f"{self._place}/{number}/{_OUTCOME}"
-        return pickle.loads(self._shared.get(key)) if self._shared.check([key]) else None
+        return pickle.loads(store.get(key)) if store.check([key]) else None
 
     def _check_given_up(self):
-        given_up = self._given_up(self.corner.rpartition("/")[2])
+        given_up = self._given_up(self.corner.rpartition("/")[2], self.store)
         if given_up is not None:
             rank, text = given_up
             self.refusal = RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)

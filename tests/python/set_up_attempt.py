@@ -65,6 +65,9 @@ class Attempt:
         is_there = key in self.values
         return self._ask(lambda: self.values.setdefault(key, value), is_shared=not is_there)
 
+    def close(self):
+        pass
+
     def monotonic(self):
         if not self._has_begun:
             self._has_begun = True
@@ -102,20 +105,3 @@ class Attempt:
     def _pause(self):
         self._has_paused = True
         raise Pause
-
-
-class Prefixed:
-    def __init__(self, prefix, store):
-        self._prefix, self._store = prefix, store
-
-    def set(self, key, value):
-        self._store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key):
-        return self._store.get(f"{self._prefix}/{key}")
-
-    def check(self, keys):
-        return self._store.check([f"{self._prefix}/{key}" for key in keys])
-
-    def compare_set(self, key, expected, value):
-        return self._store.compare_set(f"{self._prefix}/{key}", expected, value)

@@ -14,17 +14,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest import mock
 
-from set_up_attempt import (
-    CONNECTING,
-    LEFT,
-    SLEPT,
-    TIMEOUT_S,
-    Attempt,
-    Leave,
-    NoError,
-    Pause,
-    Prefixed,
-)
+from set_up_attempt import CONNECTING, LEFT, SLEPT, TIMEOUT_S, Attempt, Leave, NoError, Pause
 
 from rrfp import rendezvous
 from rrfp.errors import RankTimeoutError
@@ -104,10 +94,11 @@ class Explorer:
     @contextlib.contextmanager
     def _patched(self):
         c10d = SimpleNamespace(_get_default_store=lambda: self._attempt)
-        names = SimpleNamespace(PrefixStore=Prefixed, DistError=NoError, distributed_c10d=c10d)
+        names = SimpleNamespace(DistError=NoError, distributed_c10d=c10d)
         clock = SimpleNamespace(monotonic=lambda: self._attempt.monotonic(),
                                 sleep=lambda s: self._attempt.sleep(s))
         with (mock.patch.object(rendezvous, "torch", SimpleNamespace(distributed=names)),
+              mock.patch.object(rendezvous, "BoundedStore", lambda store, end_s: store),
               mock.patch.object(rendezvous, "time", clock)):
             yield
 

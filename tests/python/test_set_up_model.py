@@ -25,7 +25,7 @@ def check(troubles, has_barrier):
 
 def begin_next(rendezvous):
     """What ranks that pass over nothing do: each begins the set-up after its last."""
-    number = rendezvous._shared.add(rendezvous._counts[rendezvous.member.rank], 1)
+    number = rendezvous.store.add(rendezvous._counts[rendezvous.member.rank], 1)
     return f"{rendezvous._place}/{number}"
 
 
