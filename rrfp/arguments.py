@@ -6,7 +6,7 @@ tells the others. What all ranks together ask for is decided in ``agreement.py``
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 
@@ -202,7 +202,9 @@ class StepRequest:
         self.split_backward = self._normalise_split(split_backward)
         self.add_in_products = _normalise_products(add_in_products, self.deterministic)
         self.seed = _normalise_seed(seed)
-        self.microbatch_order = microbatch_order
+        # Ranks compare what an iterator gives, not which one it is.
+        is_drawn = isinstance(microbatch_order, Iterator)
+        self.microbatch_order = list(microbatch_order) if is_drawn else microbatch_order
         self.costs = None if costs is None else _numbers("costs", costs, 0)
         self.loss_reduction = _normalise_reduction(loss_reduction)
         self.grad_scale = _normalise_scale(grad_scale)

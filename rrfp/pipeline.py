@@ -134,6 +134,12 @@ class Pipeline:
         """End worker threads and connections; more than once is fine."""
         self._session.close()
 
+    def __reduce__(self):
+        raise TypeError(
+            "a Pipeline can be neither copied nor pickled: it holds connections and threads. Copy "
+            "or save its stages and its state_dict(), and build a new Pipeline of them."
+        )
+
     def __enter__(self):
         return self
 
@@ -230,7 +236,8 @@ def run_pipeline(
         seed: Of the random numbers, which depend on it, the step, the stage and the microbatch
             alone (see ``task_rng``). None: ``torch.initial_seed()`` on rank 0.
         microbatch_order: ``"given"``, ``"mid"`` (by ``costs``: short first and last, long in the
-            middle), a list, or a callable of the costs. Results stay in the caller's order.
+            middle), a list or iterator, or a callable of the costs. Results stay in the caller's
+            order.
         costs: One number per microbatch, such as its tokens; on any rank.
         loss_reduction: ``"mean"``, ``"sum"``, or one weight per microbatch, used as given.
         grad_scale: A number that gradients are multiplied with (AMP).

@@ -23,7 +23,7 @@ from rrfp.modes import CallerModes
 from rrfp.moved_stages import StagesMoved
 from rrfp.process_layout import lay_out
 from rrfp.rendezvous import RanksParted, Rendezvous, master_host, membership
-from rrfp.report import of_loss_stages, step_result
+from rrfp.report import losses_of_plain, of_loss_stages, plain_losses, step_result
 from rrfp.session import Session, open_sessions
 from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
@@ -302,10 +302,7 @@ class ProcessSession(Session):
             tables = result.losses
             if not isinstance(tables, dict):
                 tables = {self.layout.loss_stages[0]: tables}
-            losses = {
-                stage: [(str(loss.dtype).removeprefix("torch."), loss.item()) for loss in table]
-                for stage, table in tables.items()
-            }
+            losses = plain_losses(tables)
         taken = rows(rank_step) if decision.gathers_times else None
         if runtime.rank == 0:
             taken = [taken]
@@ -325,8 +322,7 @@ class ProcessSession(Session):
             own = result.losses if isinstance(result.losses, dict) else {}
             if result.losses is None or own:
                 result.losses = of_loss_stages({
-                    stage: own[stage] if stage in own else
-                    [torch.tensor(x, dtype=getattr(torch, dtype)) for dtype, x in losses[stage]]
+                    stage: own[stage] if stage in own else losses_of_plain(losses[stage])
                     for stage in sorted(losses)
                 }, self.layout)
 

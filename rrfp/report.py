@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
+import torch
+
 # From this share of the wall time on the report has a sentence on inputs in transfer.
 _TOLD_TRANSFER_SHARE = 0.05
 
@@ -224,3 +226,16 @@ def of_loss_stages(tables, layout):
     if not tables:
         return None
     return tables if len(layout.loss_stages) > 1 else next(iter(tables.values()))
+
+
+def plain_losses(tables):
+    """The losses of each stage for another process: their dtypes, shapes and values."""
+    return {
+        stage: [(str(x.dtype).removeprefix("torch."), tuple(x.shape), x.item()) for x in table]
+        for stage, table in tables.items()
+    }
+
+
+def losses_of_plain(table):
+    """The losses of one stage, out of what ``plain_losses`` made of them."""
+    return [torch.full(shape, value, dtype=getattr(torch, dtype)) for dtype, shape, value in table]

@@ -1,6 +1,8 @@
 """Mistakes that lose a gradient, or train something else, without a sign: refused or made right."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -147,3 +149,11 @@ def test_one_sequential_is_one_stage_and_said_to_be(caplog):
             result = rrfp.run_pipeline(stages, batch(), batch(), total)
         assert len(result.losses) == 4
         assert ("nn.Sequential of 3 modules" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_pipeline_is_not_copied(copied):
+    with rrfp.Pipeline([Scale(), Scale()]) as pipeline:
+        with pytest.raises(TypeError, match="build a new Pipeline of them"):
+            copied(pipeline)
+        pipeline.step(batch(), batch(), total)

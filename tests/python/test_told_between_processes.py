@@ -1,0 +1,47 @@
+"""What ranks tell one another about a step arrives as it was: the shape of a loss, an order drawn.
+
+Would catch: losses that lose a dimension on their way, iterators compared by what they are.
+"""
+
+import pytest
+import torch
+from parity_group import worker_group
+from torch import nn
+
+import rrfp
+
+M, P = 4, 2
+
+
+def run(rank, loss_fn, **options):
+    torch.manual_seed(rank)
+    stage = nn.Linear(4, 4, dtype=torch.float64)
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    is_first, is_last = rank == 0, rank == P - 1
+    result = rrfp.run_pipeline(
+        stage, inputs if is_first else None, inputs if is_last else None, loss_fn,
+        broadcast_loss=True, stall_timeout_s=60.0, **options,
+    )
+    return [(str(x.dtype), tuple(x.shape), x.item()) for x in result.losses]
+
+
+def run_shaped(rank, num_ranks, shape):
+    return run(rank, lambda y, t: (y - t).square().mean().reshape(shape))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_broadcast_loss_keeps_its_shape(shape):
+    first, last = worker_group(P).values(run_shaped, shape)
+    assert first == last and {s for _, s, _ in last} == {shape}, (first, last)
+
+
+def run_drawn(rank, num_ranks, order):
+    return run(rank, nn.functional.mse_loss, microbatch_order=(m for m in order))
+
+
+def test_an_order_of_microbatches_may_be_drawn():
+    orders = [worker_group(P).values(run_drawn, order) for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
+    assert orders[0] == orders[1]  # results come in the caller's order
+    answers = worker_group(P).run(run_drawn, [3, 1, 0])
+    assert {answer.error_type for answer in answers} == {"ValueError"}, answers
+    assert all("microbatch_order is [3, 1, 0]" in answer.error_text for answer in answers)
