@@ -36,7 +36,8 @@ class EndWatch:
 
     def close(self):
         self._closed.set()
-        self._thread.join(_JOIN_S)
+        if self._thread is not threading.current_thread():  # where a stage was collected there
+            self._thread.join(_JOIN_S)
 
     def _watch(self):
         ended_s = None
