@@ -69,7 +69,7 @@ def freeze_in_a_stage(rank, num_ranks, where, log_path):
     return None
 
 
-@pytest.mark.parametrize("where", ["F", "B"])
+@pytest.mark.parametrize("where", ["F", pytest.param("B", marks=pytest.mark.slow)])
 def test_a_member_frozen_in_a_collective_of_the_stage_is_told_on_every_rank(
     where, tmp_path, monkeypatch
 ):
