@@ -1,6 +1,5 @@
 """A session whose ranks are processes: this one is a rank, its calling thread the worker."""
 
-import contextlib
 import logging
 import os
 import pickle
@@ -12,24 +11,20 @@ import torch
 
 from rrfp import _C
 from rrfp.agreement import decide
-from rrfp.agreement_group import GroupSetUp, settle
+from rrfp.agreement_group import settle
 from rrfp.arguments import is_timeout
-from rrfp.device import Launcher, join_devices, stage_device
+from rrfp.device import Launcher, join_devices
 from rrfp.end_watch import EndWatch
 from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
-from rrfp.layout import check_modules, check_transport, stage_table
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import StagesMoved
-from rrfp.process_layout import lay_out
-from rrfp.rendezvous import RanksParted, Rendezvous, master_host, membership
+from rrfp.rendezvous import RanksParted
 from rrfp.report import losses_of_plain, of_loss_stages, plain_losses, step_result
 from rrfp.session import Session, open_sessions
 from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
-from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.step_guard import rows
-from rrfp.tied import describe_holders, mark_copies, normalise_tied
 from rrfp.tied_exchange import TiedExchange
 
 logger = logging.getLogger("rrfp")
@@ -41,99 +36,6 @@ _FINISH_SLICE_MS = 60_000
 # The deciding rank waits for views; the others wait a little longer for its answer, so that it
 # is the one who says who is missing.
 _ANSWER_GRACE_S = 5.0
-
-
-def open_process_session(
-    stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group=None
-):
-    """({stage: module} of this rank, a session joined to all ranks of the group).
-
-    Raises:
-        ValueError, TypeError: The same on every rank, whatever rank it is about.
-        RankTimeoutError: A rank did not come.
-    """
-    member = membership(group)
-    with contextlib.ExitStack() as set_ups:
-        rendezvous = set_ups.enter_context(Rendezvous(member, set_up_timeout_s))
-        agreement = None
-        if agreement_group not in (None, NO_MEETINGS):
-            agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
-            set_ups.enter_context(agreement)
-        says_none = agreement_group == NO_MEETINGS
-        return _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
-
-
-def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none):
-    member = rendezvous.member
-    listener = None
-    card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
-    card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
-    modules, cause = None, None
-    try:
-        check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
-        host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
-        listener = _C.SocketListener(host, with_unix=transport != "tcp")
-        card["address"] = listener.address
-        if num_ranks not in (None, member.num_ranks):
-            raise ValueError(
-                f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
-                "it at None."
-            )
-        modules = stage_table(stages, default_stage=member.rank)
-        check_modules(modules)
-        refuse_wrappers(modules)
-        if not says_none:
-            check_meetings(modules, member.ranks, agreement.member.ranks if agreement else ())
-        card["stages"] = list(modules)
-        devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
-        card["devices"] = {s: d and str(d) for s, d in devices.items()}
-        card["tied parameters"] = describe_holders(normalise_tied(shape["tied"]), modules)
-    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
-        cause = error
-        card["error"] = (type(error).__name__, str(error))
-    cards = rendezvous.exchange(card)
-    try:
-        layout, devices = lay_out(cards, member, shape, transport)
-    except (ValueError, TypeError) as error:
-        rendezvous.refusal = error
-        if isinstance(error, RanksParted):
-            _close_pipelines_of(member.ranks)
-        if agreement is not None:
-            agreement.withdraw(error)
-        raise error from cause
-    segment = None
-    if agreement is not None:
-        segment = _form_agreement(agreement, rendezvous, list(modules))
-    if devices is not None:
-        devices = {stage: devices[stage] for stage in modules}
-    addresses = [c["address"] for c in cards]
-    mark_copies(layout.tied, modules)
-    return modules, ProcessSession(
-        layout, devices, rendezvous, listener, addresses, transport, segment
-    )
-
-
-def _close_pipelines_of(ranks):
-    """On every rank alike: of those that parted, nobody knows which pipelines the others keep."""
-    for session in open_sessions():
-        if isinstance(session, ProcessSession) and session.ranks == ranks:
-            session.close("its ranks parted: one set up a pipeline while others were in a step")
-
-
-def _form_agreement(agreement, rendezvous, stages):
-    """The memory of this rank's agreement group; every rank of the pipeline must have got one."""
-    segment, cause, said = None, None, None
-    try:
-        segment = agreement.form(stages)
-    except (ValueError, RankTimeoutError) as error:
-        cause, said = error, (isinstance(error, ValueError), str(error))
-    for rank, other in enumerate(rendezvous.share("agreement", said)):
-        if other is not None:
-            is_refusal, text = other
-            text = f"rank {rank}: {text}"
-            rendezvous.refusal = (ValueError if is_refusal else RankTimeoutError)(text)
-            raise rendezvous.refusal from cause
-    return segment
 
 
 class ProcessSession(Session):
@@ -276,7 +178,7 @@ class ProcessSession(Session):
         try:
             return self._set_ups.hear(self._runtime, peer, timeout_s, self._step)
         except RanksParted:
-            _close_pipelines_of(self.ranks)
+            close_pipelines_of(self.ranks)
             raise
 
     def _give_up_on(self, peer, timeout_s):
@@ -393,3 +295,10 @@ class _Ending:
             )
         session.close("its last step ended with an error")
         return False
+
+
+def close_pipelines_of(ranks):
+    """On every rank alike: of those that parted, nobody knows which pipelines the others keep."""
+    for session in open_sessions():
+        if isinstance(session, ProcessSession) and session.ranks == ranks:
+            session.close("its ranks parted: one set up a pipeline while others were in a step")

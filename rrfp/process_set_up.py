@@ -1,0 +1,101 @@
+"""How a process finds the other ranks of its pipeline, and joins them in a session."""
+
+import contextlib
+
+from rrfp import _C
+from rrfp.agreement_group import GroupSetUp
+from rrfp.device import stage_device
+from rrfp.errors import RankTimeoutError
+from rrfp.layout import check_modules, check_transport, stage_table
+from rrfp.process_layout import lay_out
+from rrfp.process_session import ProcessSession, close_pipelines_of
+from rrfp.rendezvous import RanksParted, Rendezvous, master_host, membership
+from rrfp.settings import SETTINGS
+from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
+from rrfp.tied import describe_holders, mark_copies, normalise_tied
+
+
+def open_process_session(
+    stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group=None
+):
+    """({stage: module} of this rank, a session joined to all ranks of the group).
+
+    Raises:
+        ValueError, TypeError: The same on every rank, whatever rank it is about.
+        RankTimeoutError: A rank did not come.
+    """
+    member = membership(group)
+    with contextlib.ExitStack() as set_ups:
+        rendezvous = set_ups.enter_context(Rendezvous(member, set_up_timeout_s))
+        agreement = None
+        if agreement_group not in (None, NO_MEETINGS):
+            agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
+            set_ups.enter_context(agreement)
+        says_none = agreement_group == NO_MEETINGS
+        return _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
+
+
+def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none):
+    member = rendezvous.member
+    listener = None
+    card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
+    card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
+    modules, cause = None, None
+    try:
+        check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
+        host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
+        listener = _C.SocketListener(host, with_unix=transport != "tcp")
+        card["address"] = listener.address
+        if num_ranks not in (None, member.num_ranks):
+            raise ValueError(
+                f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
+                "it at None."
+            )
+        modules = stage_table(stages, default_stage=member.rank)
+        check_modules(modules)
+        refuse_wrappers(modules)
+        if not says_none:
+            check_meetings(modules, member.ranks, agreement.member.ranks if agreement else ())
+        card["stages"] = list(modules)
+        devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
+        card["devices"] = {s: d and str(d) for s, d in devices.items()}
+        card["tied parameters"] = describe_holders(normalise_tied(shape["tied"]), modules)
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
+        cause = error
+        card["error"] = (type(error).__name__, str(error))
+    cards = rendezvous.exchange(card)
+    try:
+        layout, devices = lay_out(cards, member, shape, transport)
+    except (ValueError, TypeError) as error:
+        rendezvous.refusal = error
+        if isinstance(error, RanksParted):
+            close_pipelines_of(member.ranks)
+        if agreement is not None:
+            agreement.withdraw(error)
+        raise error from cause
+    segment = None
+    if agreement is not None:
+        segment = _form_agreement(agreement, rendezvous, list(modules))
+    if devices is not None:
+        devices = {stage: devices[stage] for stage in modules}
+    addresses = [c["address"] for c in cards]
+    mark_copies(layout.tied, modules)
+    return modules, ProcessSession(
+        layout, devices, rendezvous, listener, addresses, transport, segment
+    )
+
+
+def _form_agreement(agreement, rendezvous, stages):
+    """The memory of this rank's agreement group; every rank of the pipeline must have got one."""
+    segment, cause, said = None, None, None
+    try:
+        segment = agreement.form(stages)
+    except (ValueError, RankTimeoutError) as error:
+        cause, said = error, (isinstance(error, ValueError), str(error))
+    for rank, other in enumerate(rendezvous.share("agreement", said)):
+        if other is not None:
+            is_refusal, text = other
+            text = f"rank {rank}: {text}"
+            rendezvous.refusal = (ValueError if is_refusal else RankTimeoutError)(text)
+            raise rendezvous.refusal from cause
+    return segment
