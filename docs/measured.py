@@ -83,7 +83,11 @@ ABOUT = {
     "gpu_messages.json": (
         "Messages between two GPUs of one host",
         "From the sender's result being computed to the receiver's host knowing; devices idle, or "
-        "busy with matrix products."),
+        "busy with kernels of 850 us. When a result was computed is read from the device's clock; "
+        "for torch's send and recv by asking an event from Python, which may see it some 20 us "
+        "late, so its idle figures are too small by as much."),
+    "gpu_messages_h100.json": (
+        "The same on H100s", "An earlier version."),
     "gpu_schedules.json": (
         "Schedules beside torch's on two GPUs",
         "One process each, 16 equal microbatches: a step in ms, and over the compute-bound ideal "
@@ -179,7 +183,7 @@ def details():
     for name, (title, about) in ABOUT.items():
         recorded = _read(name)
         writer = name.partition(".")[0]
-        for variant in ("_balanced", "_32_cores", "_cuda", "_throttled"):
+        for variant in ("_balanced", "_32_cores", "_cuda", "_throttled", "_h100"):
             writer = writer.removesuffix(variant)
         is_record = isinstance(recorded, dict) and "results" in recorded
         body = getattr(tables, writer)(recorded["results"] if is_record else recorded)

@@ -178,5 +178,5 @@ def test_every_result_file_is_described():
             assert "A function of the code and the seeds" in section
             continue
         assert re.search(r"\bcores\b", source) and "commit" in source and "torch" in source or (
-            file.name == "gpu_messages.json" and "NCCL" in source), source
+            file.name == "gpu_messages_h100.json" and "NCCL" in source), source
         assert "`" in source or "command" in section, f"no command for {file.name}"
