@@ -67,8 +67,10 @@ class TiedExchange:
         for begin, end in _pieces(total, len(group)) if is_any else ():
             values = {holder: gradient[begin:end] for holder, gradient in plain.items()}
             for rank, theirs in sending.items():
-                of_rank = _values_of(self._recv(rank), total.dtype).reshape(len(theirs), -1)
-                values.update(zip(theirs, of_rank, strict=True))
+                body = self._recv(rank)
+                if theirs:  # else it has no gradient, and the message is empty
+                    of_rank = _values_of(body, total.dtype).reshape(len(theirs), -1)
+                    values.update(zip(theirs, of_rank, strict=True))
             part = None
             for holder in group:
                 if holder in values:
