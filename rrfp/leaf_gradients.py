@@ -75,16 +75,19 @@ class Additions:
     With a ``HookWatch`` those that can be are added without the engine, all in one call; the
     engine gets the others: with hooks, without a ``.grad`` yet, of special types, of another
     dtype, device or shape.
+
+    ``has_free_twigs``: no node between a product and its leaf can have a hook.
     """
 
-    def __init__(self, watch):
+    def __init__(self, watch, has_free_twigs):
         self._watch = watch
+        self._has_free_twigs = has_free_twigs
         # (leaf, gradient, edge, whether it is transposed): of leaves that nothing else adds to;
         # through the graph the gradient comes by the edge, and there it is the transpose if so.
         self.to_leaves = []
         self._edges, self._gradients = [], []
 
-    def total_of(self, leaf):
+    def total_of(self, leaf, is_transposed):
         """The ``.grad`` that a leaf's gradient may be added to at once; None: ``run`` adds it.
 
         It is a plain, strided tensor.
@@ -92,9 +95,11 @@ class Additions:
         if self._watch is None:
             return None
         self._watch.look()
-        return self._total_of(leaf)
+        return self._total_of(leaf, is_transposed)
 
-    def _total_of(self, leaf):
+    def _total_of(self, leaf, is_transposed):
+        if is_transposed and not self._has_free_twigs:
+            return None  # hooks of the transpose do not show on the node
         variable = leaf.variable
         total = variable.grad
         if (
@@ -135,8 +140,8 @@ class Additions:
         """Add what can be added without the engine; returns the rest."""
         rest, sums, values = [], [], []
         for item in self.to_leaves:
-            leaf, gradient, _, _ = item
-            total = self._total_of(leaf)
+            leaf, gradient, _, is_transposed = item
+            total = self._total_of(leaf, is_transposed)
             if (
                 total is not None
                 and type(gradient) is torch.Tensor

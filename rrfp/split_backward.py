@@ -84,7 +84,9 @@ class _Whole(WeightHalf):
         if found is None or found.cut.fused_because or not _is_plain(memory, found.cut):
             run_backward(roots, gradients)
         else:
-            _begin(memory, found, roots, gradients, None, is_plain=True).run()
+            half = _begin(memory, found, roots, gradients, None, is_plain=True)
+            del found, roots, gradients  # W lets go of each factor after its use
+            half.run()
 
 
 class _Pieces(WeightHalf):
@@ -92,8 +94,7 @@ class _Pieces(WeightHalf):
 
     def __init__(self, fused_because, memory):
         super().__init__(fused_because)
-        self._watch = memory.watch
-        self._adds_in_products = memory.adds_in_products
+        self._memory = memory
         self._waiting = []  # (PutOff, factors, twigs, gradient, its version when it was taken)
         self._kept = []  # (leaf, gradient)
         self._owners = ()
@@ -118,7 +119,7 @@ class _Pieces(WeightHalf):
             self._run()
 
     def _run(self):
-        additions = Additions(self._watch)
+        additions = Additions(self._memory.watch, self._memory.has_no_hooks())
         last_use = {
             group: place for place, (put_off, *_) in enumerate(self._waiting)
             for group in put_off.groups
@@ -134,8 +135,9 @@ class _Pieces(WeightHalf):
                 if tensor._version != version:
                     _raise_changed(tensor, version)
             totals = None
-            if self._adds_in_products:
-                totals = [None if leaf is None else additions.total_of(leaf) for leaf, _ in twigs]
+            if self._memory.adds_in_products:
+                totals = [None if leaf is None else additions.total_of(leaf, is_transposed)
+                          for (leaf, _), is_transposed in zip(twigs, put_off.transposed)]
             found = put_off.product.gradients(gradient, factors, put_off.transposed, totals)
             tensor = factors = gradient = totals = None
             for (leaf, edge), value, group, is_transposed in zip(

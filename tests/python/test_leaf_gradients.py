@@ -71,6 +71,7 @@ def _num_engine_passes(monkeypatch):
 def test_same_bits_and_no_engine_once_there_are_gradients(dtype, monkeypatch):
     passes = _num_engine_passes(monkeypatch)
     module, memory = _module(dtype), SplitMemory(HookWatch())
+    memory.begin_step()
     for seed in range(6):
         _microbatch(module, memory, seed)
     assert passes == [5]  # .grad is None before the first one
@@ -146,6 +147,38 @@ def test_a_hook_set_in_another_stage_and_one_that_is_held_by_its_node_alone():
     assert fired == [1]
     _microbatch(module, memory)
     assert fired == [1]
+
+
+class _Transposed(nn.Module):
+    """A product with a weight's transpose, which ``set_hook`` gets in every forward."""
+
+    def __init__(self, set_hook):
+        super().__init__()
+        torch.manual_seed(2)
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.float64))
+        self.set_hook = set_hook
+
+    def forward(self, x):
+        transpose = self.weight.t()
+        self.set_hook(transpose)
+        return x @ transpose
+
+
+@pytest.mark.parametrize("in_products", [False, True])
+@pytest.mark.parametrize("set_hook", [
+    lambda t: t.register_hook(lambda g: 2 * g),
+    lambda t: t.grad_fn.register_prehook(lambda gs: (2 * gs[0],)),
+    lambda t: t.grad_fn.register_hook(lambda gs, _: (2 * gs[0],)),
+], ids=["tensor", "before the node", "node"])
+def test_hooks_of_a_transposed_weight_fire(set_hook, in_products):
+    """It lies between the product and the leaf."""
+    module, memory = _Transposed(set_hook), SplitMemory(HookWatch())
+    for step in range(2):
+        memory.begin_step(in_products)
+        for seed in range(3):
+            _microbatch(module, memory, 3 * step + seed)
+    expected = _plain(_Transposed(set_hook), range(6))
+    torch.testing.assert_close(module.weight.grad, expected["weight"], rtol=1e-12, atol=1e-12)
 
 
 _WEAKENED = {
