@@ -11,9 +11,11 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from rrfp.backward_graph import LEAF
 from rrfp.backward_pass import run_backward
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TORCHS = vars(torch.autograd.graph)  # what register_multi_grad_hook's own functions are made in
 
 
 class HookWatch:
@@ -85,7 +87,7 @@ class Additions:
         # (leaf, gradient, edge, whether it is transposed): of leaves that nothing else adds to;
         # through the graph the gradient comes by the edge, and there it is the transpose if so.
         self.to_leaves = []
-        self._edges, self._gradients = [], []
+        self._groups = []  # [(edges, gradients)], each for one pass
 
     def total_of(self, leaf, is_transposed):
         """The ``.grad`` that a leaf's gradient may be added to at once; None: ``run`` adds it.
@@ -113,20 +115,29 @@ class Additions:
         return None
 
     def through_graph(self, edges, gradients):
-        self._edges += edges
-        self._gradients += gradients
+        self._groups.append((edges, gradients))
 
-    def run(self):
-        """Add all that came since the last time. Needs ``no_grad``."""
-        rest = self.to_leaves
+    def run(self, is_last=True):
+        """Add all that came since the last time. Needs ``no_grad``.
+
+        Unless it ``is_last``, what hooks of several tensors take waits for the next time: such a
+        hook fires in every pass of the engine, with the gradients of that pass.
+        """
+        rest, groups = self.to_leaves, self._groups
+        self.to_leaves, self._groups = [], []
+        if not is_last:
+            self.to_leaves, rest = _parted(rest, lambda item: _has_joint_hook(item[0]))
+            self._groups, groups = _parted(
+                groups, lambda group: any(_has_joint_hook(edge.node) for edge in group[0])
+            )
         if self._watch is not None:
             self._watch.look()
-            rest = self._add_directly()
+            rest = self._add_directly(rest)
+        edges = [edge for of_group, _ in groups for edge in of_group]
+        gradients = [gradient for _, of_group in groups for gradient in of_group]
         for _, gradient, edge, is_transposed in rest:
-            self._edges.append(GradientEdge(*edge))
-            self._gradients.append(gradient.t() if is_transposed else gradient)
-        edges, gradients = self._edges, self._gradients
-        self.to_leaves, self._edges, self._gradients = [], [], []
+            edges.append(GradientEdge(*edge))
+            gradients.append(gradient.t() if is_transposed else gradient)
         if len(edges) == 1:
             # Hooks of several tensors (register_multi_grad_hook) do not fire for a node where a
             # pass of the engine begins alone.
@@ -136,10 +147,10 @@ class Additions:
         if edges:
             run_backward(edges, gradients)
 
-    def _add_directly(self):
+    def _add_directly(self, items):
         """Add what can be added without the engine; returns the rest."""
         rest, sums, values = [], [], []
-        for item in self.to_leaves:
+        for item in items:
             leaf, gradient, _, is_transposed = item
             total = self._total_of(leaf, is_transposed)
             if (
@@ -163,3 +174,26 @@ class Additions:
             for total, gradient in zip(sums, values):
                 total.add_(gradient)
         return rest
+
+
+def _has_joint_hook(node):
+    """Whether a leaf at or behind a node has a hook of several tensors, one that torch made."""
+    seen, stack = {node}, [node]
+    while stack:
+        node = stack.pop()
+        hooks = node.variable._backward_hooks if type(node).__name__ == LEAF else None
+        if hooks and any(getattr(hook, "__globals__", None) is _TORCHS for hook in hooks.values()):
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return False
+
+
+def _parted(items, holds):
+    """(the items for which it holds, the others)."""
+    parts = [], []
+    for item in items:
+        parts[not holds(item)].append(item)
+    return parts

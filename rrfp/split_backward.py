@@ -19,7 +19,8 @@ from rrfp.gradient_graph import NO_PARAMETER
 from rrfp.leaf_gradients import Additions
 from rrfp.storage import storage_address
 
-# W hands gradients to the parameters whenever it has computed this much.
+# W hands gradients to the parameters whenever it has computed this much; those wait that a hook
+# of several tensors takes.
 _BATCH_BYTES = 64 << 20
 
 
@@ -157,7 +158,7 @@ class _Pieces(WeightHalf):
                 if last_use[group] == place:
                     additions.through_graph(*open_groups.pop(group))
             if num_bytes >= _BATCH_BYTES:
-                additions.run()
+                additions.run(is_last=False)
                 num_bytes = 0
         for leaf, gradient in self._kept:
             additions.to_leaves.append((leaf, gradient, (leaf, 0), False))

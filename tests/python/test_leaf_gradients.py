@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from rrfp import leaf_gradients
+from rrfp import leaf_gradients, split_backward
 from rrfp.leaf_gradients import HookWatch
 from rrfp.split_backward import SplitMemory, run_input_half
 
@@ -179,6 +179,25 @@ def test_hooks_of_a_transposed_weight_fire(set_hook, in_products):
             _microbatch(module, memory, 3 * step + seed)
     expected = _plain(_Transposed(set_hook), range(6))
     torch.testing.assert_close(module.weight.grad, expected["weight"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["last.weight", "scaled"])
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_of_several_tensors_fires_once_however_much_w_computes(name, mode, monkeypatch):
+    """In every pass of the engine it would fire anew, with a part of the gradients."""
+    monkeypatch.setattr(split_backward, "_BATCH_BYTES", 1)
+    module = _Transposed(lambda t: None)
+    module.last, module.scaled = _module()[2], nn.Parameter(torch.ones(WIDTH, WIDTH).double())
+    hooked, calls = [module.weight, module.get_parameter(name)], []
+    torch.autograd.graph.register_multi_grad_hook(hooked, calls.append, mode=mode)
+    memory = SplitMemory(HookWatch())
+    for seed in range(3):
+        memory.begin_step()
+        anchor = torch.zeros((), requires_grad=True)
+        output = module.last(module(torch.randn(4, WIDTH).double() + anchor) @ (2 * module.scaled))
+        run_input_half([output], [torch.ones_like(output)], anchor, memory=memory).run()
+        assert len(calls) == seed + 1
+        assert mode == "any" or all(gradient is not None for gradient in calls[-1])
 
 
 _WEAKENED = {
