@@ -83,6 +83,7 @@ class _Whole(WeightHalf):
         found = memory.cuts.cut(roots, None) if memory.adds_in_products else None
         # Hooks would not run at the products where the graph is cut off.
         if found is None or found.cut.fused_because or not _is_plain(memory, found.cut):
+            del found  # it holds factors, which the engine lets go of one by one
             run_backward(roots, gradients)
         else:
             half = _begin(memory, found, roots, gradients, None, is_plain=True)
