@@ -68,7 +68,7 @@ def two_hosts(seed):
     try:
         hosts = TwoHosts(delay_ms=5, loss=0.01, seed=seed).__enter__()
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces with TUN devices here: {error}")
+        pytest.skip(f"runs as root where /dev/net/tun is: {error}")
     try:
         yield hosts
     finally:

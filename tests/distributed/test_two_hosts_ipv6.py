@@ -15,7 +15,7 @@ def test_two_hosts_over_ipv6(seed):
     try:
         hosts = TwoHosts(1, 0, seed, HOSTS_OF_IPV6).__enter__()
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces with TUN devices and IPv6 here: {error}")
+        pytest.skip(f"runs as root where /dev/net/tun is, and a kernel with IPv6: {error}")
     try:
         said = finish([
             start(rank, 4, HOSTS_OF_IPV6[0], 29500, GLOO_SOCKET_IFNAME=DEVICE,

@@ -29,11 +29,12 @@ def begin_next(rendezvous):
     return f"{rendezvous._place}/{number}"
 
 
-@pytest.mark.parametrize("has_barrier", [False, True])
-@pytest.mark.parametrize("troubles", QUICK)
+# Two late ranks behind a barrier are a first round in which nobody is.
+@pytest.mark.parametrize(("troubles", "has_barrier"), [
+    (pair, has_barrier) for pair in QUICK for has_barrier in (False, True)
+    if not (has_barrier and set(pair) == {LATE})
+])
 def test_two_ranks_meet_within_two_failures(troubles, has_barrier):
-    if set(troubles) == {LATE} and has_barrier:
-        pytest.skip("nobody is in the first round")
     assert check(troubles, has_barrier).num_worlds > 200
 
 
