@@ -4,6 +4,7 @@ Nothing here reads what a device has computed. A worker launches a task, sends i
 the point on the stream at which they exist, and goes on; the core sees the device pass.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -131,7 +132,7 @@ class Launcher:
         self.shared_parcels = shared_parcels
         self._lookahead = _LOOKAHEAD[lookahead]
         self._caller = torch.cuda.current_stream(stream.device)
-        self._entered = None
+        self._entered = contextlib.ExitStack()
 
     def fork(self):
         """Let the stream begin where the caller's stream is now."""
@@ -146,12 +147,14 @@ class Launcher:
             self.shared_parcels.clear()
 
     def __enter__(self):
-        self._entered = torch.cuda.stream(self.stream)
-        self._entered.__enter__()
+        # A backward pass then runs in this thread: to hand it to torch's own thread of the device
+        # and to be woken afterwards takes longer than to launch several kernels.
+        self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        self._entered.enter_context(torch.cuda.stream(self.stream))
         return self
 
     def __exit__(self, *error):
-        self._entered.__exit__(*error)
+        self._entered.close()
 
     def begin(self, runtime):
         """The runtime's coming step is launched here."""

@@ -3,7 +3,7 @@
 import torch
 
 from rrfp.boundary import gradients_parcel
-from rrfp.storage import settled, storage_address
+from rrfp.storage import is_shared, settled, storage_address
 
 
 class _Arrival(torch.autograd.Function):
@@ -59,12 +59,12 @@ def enter(parcel, anchor):
     return box
 
 
-def own_gradients(boxes, is_read):
+def own_gradients(boxes):
     """By source: a parcel of the captured gradients, each in memory of its own.
 
     Autograd may let a parameter, of the stage or of anything else that took part, keep the very
     memory of a gradient as its ``.grad``; the next backward would add to it while the gradient is
-    still on its way. Two inputs may get one gradient, too, and W may still read it: `is_read`.
+    still on its way. Two inputs may get one gradient, too, and W may still read it.
     """
     seen = set()  # one tensor for two inputs counts as one user of its memory
     parcels = []
@@ -74,7 +74,7 @@ def own_gradients(boxes, is_read):
             if gradient is not None:
                 gradient = settled(gradient)
                 address = storage_address(gradient)
-                if address in seen or is_read(gradient):
+                if address in seen or is_shared(gradient):
                     gradient = gradient.clone()
                 else:
                     seen.add(address)

@@ -17,7 +17,6 @@ from rrfp.backward_pass import gradients_of, run_backward
 from rrfp.cut_memory import CutMemory
 from rrfp.gradient_graph import NO_PARAMETER
 from rrfp.leaf_gradients import Additions
-from rrfp.storage import storage_address
 
 # W hands gradients to the parameters whenever it has computed this much; those wait that a hook
 # of several tensors takes.
@@ -64,10 +63,6 @@ class WeightHalf:
 
     def run(self):
         """Add the gradients of the parameters to their ``.grad``; once."""
-
-    def shares_memory(self, tensor):
-        """Whether W still reads the tensor's memory, so that others must not write to it."""
-        return False
 
 
 class _Whole(WeightHalf):
@@ -166,17 +161,6 @@ class _Pieces(WeightHalf):
         self._kept = []
         additions.run()
         self._owners = ()
-
-    def shares_memory(self, tensor):
-        address = storage_address(tensor)
-        return address != 0 and any(
-            storage_address(held) == address
-            for held in (
-                *(held for _, factors, _, gradient, _ in self._waiting
-                  for held in (gradient, *factors.tensors)),
-                *(kept for _, kept in self._kept),
-            )
-        )
 
 
 def _raise_changed(tensor, version):

@@ -16,7 +16,7 @@ from rrfp.boundary import Parcel, flatten, refuse_hidden_tensors
 from rrfp.entry import enter, own_gradients, sum_of
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
-from rrfp.storage import is_shared, overlaps, settled, storage_address
+from rrfp.storage import overlaps, settled, storage_address
 from rrfp.value_text import value_text
 
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
@@ -136,7 +136,7 @@ class StageStep:
         if roots:
             run_backward(roots, gradients)
         del roots, gradients
-        return own_gradients(boxes, is_shared)
+        return own_gradients(boxes)
 
     def input_gradient(self, microbatch, parcels):
         """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
@@ -149,7 +149,7 @@ class StageStep:
             self.has_split = True
         else:
             self.fused_because = half.fused_because
-        return own_gradients(boxes, lambda g: is_shared(g) or half.shares_memory(g))
+        return own_gradients(boxes)
 
     def weight_gradient(self, microbatch):
         """Run W: add what I left to the parameters' ``.grad``."""

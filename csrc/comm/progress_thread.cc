@@ -15,6 +15,7 @@
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
+#include "base/relax_core.hpp"
 #include "base/trace.hpp"
 #include "comm/doorbell.hpp"
 #include "comm/fork_guard.hpp"
@@ -148,7 +149,12 @@ void ProgressThread::State::run() {
       continue;  // a tick may have posted something
     }
     const bool spins = now_ns - worked_ns < spin_ns.load(std::memory_order_relaxed);  // a setting
-    if (handled == 0 && !spins) sleep(next_tick_ns);
+    if (handled > 0) continue;
+    if (spins) {
+      relax_core();
+    } else {
+      sleep(next_tick_ns);
+    }
   }
 }
 

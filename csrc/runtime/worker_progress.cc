@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/relax_core.hpp"
+
 namespace rrfp {
 
 namespace {
@@ -79,7 +81,11 @@ bool WorkerProgress::Hold::may_spin(std::int64_t now_ns) {
   const RuntimeOptions& options = progress_.options_;
   if (spin_until_ns_ == 0) spin_until_ns_ = now_ns + options.spin_us * 1000;
   if (now_ns >= spin_until_ns_) return false;
-  if (options.spin_yields) std::this_thread::yield();
+  if (options.spin_yields) {
+    std::this_thread::yield();
+  } else {
+    relax_core();
+  }
   return true;
 }
 

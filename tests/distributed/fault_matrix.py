@@ -145,8 +145,9 @@ def reported(cell, rank, end):
         return ("absent" if cell.cell.fault.deed == "absent" else "frozen"), None
     if end.error:
         return end.error["type"], end.error["time_s"] - fault["time_s"]
-    codes = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated",
-             -signal.SIGINT: "KeyboardInterrupt"}
+    if end.event("interrupted") and end.exit_code != 0:
+        return "KeyboardInterrupt", None
+    codes = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated"}
     if end.exit_code in codes:
         return codes[end.exit_code], None
     return ("nothing" if end.event("done") else "left"), None

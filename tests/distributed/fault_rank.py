@@ -257,4 +257,10 @@ if __name__ == "__main__" and serve_forks():
 
         restart_rank.main()
     else:
-        main()
+        try:
+            main()
+        except KeyboardInterrupt:
+            # The exit status does not tell: Python forgets the signal when anything evaluates a
+            # string on the way out, which torch does in some builds.
+            say("interrupted")
+            raise

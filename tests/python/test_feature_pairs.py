@@ -16,6 +16,7 @@ from parity_group import worker_group
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("RRFP_SEED", "20260518"))
 CASES = feature_pairs.cover(SEED)
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def check_answer(on, answer, losses, outputs):
@@ -55,6 +56,8 @@ def check(case, answers):
 @pytest.mark.parametrize("index", range(len(CASES)))
 def test_pairs_match_the_plain_loop(mode, index):
     case = CASES[index]
+    if mode == "threads" and "compile" in case[1] and TORCH < (2, 12):
+        pytest.skip("its tracer crashes beside other threads (docs/pitfalls.md): needs torch 2.12")
     group = worker_group(1, False) if mode == "threads" else worker_group(4)
     try:
         check(case, [a for a in group.values(feature_pairs.run, case) if a is not None])
