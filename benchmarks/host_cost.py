@@ -5,8 +5,9 @@ Each figure is the median over rounds in which the direct loop and rrfp alternat
   (forward, loss, backward, cut at the stage boundaries), divided by the tasks that ran one
   after the other. Stages of one process share the GIL, so there all tasks count; between
   processes, those of one rank, which then also waits for the other. Threads on several cores
-  pass the GIL on at every operation of torch, which is a price of threads, not of rrfp: "one
-  core" is without.
+  pass the GIL on at every operation of torch, which is a price of threads, not of rrfp. So two
+  ranks are also held against two bare threads, each of which runs one stage's calls without
+  rrfp and without the other's results; "one core" is without that price.
 - the same in processor time (all threads of the process), which a busy machine spoils less.
 - rrfp's own report: from a task's end to the next choice.
 - arrival to start: from an input's arrival at an idle worker to its stage function; once as this
@@ -17,7 +18,9 @@ Each figure is the median over rounds in which the direct loop and rrfp alternat
 
 import argparse
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import record
 import torch
@@ -86,6 +89,32 @@ def direct_us(stages, count, is_source=True):
     return clocks.elapsed_us()
 
 
+def bare_threads_us(stages, count, pool):
+    """The same calls without rrfp, each stage's on a thread of its own, none waiting for another's
+    results."""
+    inputs, targets = batch(count)
+    gradients = batch(count)[0]
+    begin = threading.Barrier(len(stages) + 1)
+
+    def run(index, stage):
+        is_last = index == len(stages) - 1
+        begin.wait()
+        for value, target, gradient in zip(inputs, targets, gradients, strict=True):
+            value = value.detach().requires_grad_(index > 0)
+            output = stage(value)
+            if is_last:
+                (loss_fn(output, target) / count).backward()
+            else:
+                torch.autograd.backward(output, gradient)
+
+    runs = [pool.submit(run, index, stage) for index, stage in enumerate(stages)]
+    clocks = Clocks()
+    begin.wait()
+    for one in runs:
+        one.result()
+    return clocks.elapsed_us()
+
+
 def timed_step(stages, count, source, loss):
     """((wall us, processor us), this rank's or the first rank's line of the report)."""
     import rrfp
@@ -105,13 +134,16 @@ class Comparison:
         self.num_tasks = num_tasks
         self.figures = {}
 
-    def add(self, direct, took, line):
+    def add(self, direct, took, line, bare_threads=None):
         per_task = {
             "us_per_task_over_direct": (took[0] - direct[0]) / self.num_tasks,
             "cpu_us_per_task_over_direct": (took[1] - direct[1]) / self.num_tasks,
             "us_per_task_reported": line.host_s * 1e6 / line.num_tasks,
             "us_per_task_direct": direct[0] / self.num_tasks,
         }
+        if bare_threads is not None:
+            per_task["us_per_task_over_bare_threads"] = (took[0] - bare_threads[0]) / self.num_tasks
+            per_task["us_per_task_bare_threads"] = bare_threads[0] / self.num_tasks
         for name, value in per_task.items():
             self.figures.setdefault(name, []).append(value)
 
@@ -124,11 +156,13 @@ def in_one_process(num_ranks, arguments):
     count = arguments.microbatches
     stages = [Scale() for _ in range(num_ranks)]
     comparison = Comparison(2 * count * num_ranks)
-    for index in range(-WARM_UP, arguments.rounds):
-        direct = direct_us(stages, count)
-        took, line = timed_step(stages, count, True, True)
-        if index >= 0:
-            comparison.add(direct, took, line)
+    with ThreadPoolExecutor(num_ranks) as pool:
+        for index in range(-WARM_UP, arguments.rounds):
+            direct = direct_us(stages, count)
+            took, line = timed_step(stages, count, True, True)
+            bare_threads = bare_threads_us(stages, count, pool) if num_ranks > 1 else None
+            if index >= 0:
+                comparison.add(direct, took, line, bare_threads)
     return comparison.summary()
 
 

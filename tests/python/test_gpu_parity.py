@@ -4,6 +4,8 @@ Would catch: a buffer reused while a stream still reads it, a message sent befor
 computed, a stream that does not wait, gradients added twice or not at all.
 """
 
+import threading
+
 import pytest
 import torch
 from gpu_launch import NUM_GPUS, check_launch, launch, two_gpus
@@ -60,6 +62,24 @@ def test_two_gpus_in_one_process(devices, dtype, seed):
                          ids=["fixed", "split"])
 def test_look_ahead(options, lookahead, seed):
     run_here(["cuda:0"] * 3, torch.float32, seed, lookahead=lookahead, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_backward": True}], ids=["whole", "split"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_backward_runs_in_its_workers_thread(num_ranks, options, seed):
+    stages = make_stages(seed, ["cuda:0"] * num_ranks, torch.float32)
+    forwards, backwards = {}, {}
+    for index, stage in enumerate(stages):
+        def note(module, args, output, index=index):
+            forwards.setdefault(index, set()).add(threading.get_ident())
+            output.register_hook(
+                lambda _: backwards.setdefault(index, set()).add(threading.get_ident()))
+
+        stage.register_forward_hook(note)
+    inputs, targets = make_batch(seed, 5, "cuda:0", torch.float32)
+    rrfp.run_pipeline(stages, inputs, targets, loss_fn, **options)
+    assert backwards == forwards and all(len(threads) == 1 for threads in forwards.values())
+    assert torch.autograd.is_multithreading_enabled()  # again, where the caller is the worker
 
 
 def test_autocast(seed):
