@@ -227,8 +227,11 @@ def reap(signum, frame):
 def serve_forks():
     """Forks a rank per request line and returns in the child, so that the time to import torch
     is paid once, and to import what an optimizer does, which is as much again. The ranks are whole
-    processes otherwise: own session, own interpreter exit."""
+    processes otherwise: own session, own interpreter exit. What is there before the fork is not
+    looked through by their collections of garbage, which would copy its pages."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         request = json.loads(line)

@@ -8,6 +8,7 @@ is. A group that does not answer in time has its stacks dumped, is killed, and t
 
 import atexit
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,8 @@ from multiprocessing.connection import wait
 
 CASE_TIMEOUT_S = 180.0  # a busy machine is ten times slower than an idle one
 START_TIMEOUT_S = 240.0
+# torch, and what its optimizers, process groups and profiler import when they are first used.
+PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.profiler"]
 
 
 @dataclass
@@ -58,6 +61,7 @@ def describe(error):
 
 def serve(rank, num_ranks, port, connection, dump_path):
     """Main function of a worker: runs what comes down the pipe until it is closed."""
+    gc.freeze()  # torch, imported before the fork: a collection would copy its pages
     dump = open(dump_path, "w")  # noqa: SIM115 - lives as long as the process
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then kills us
@@ -96,7 +100,9 @@ class WorkerGroup:
         self.cases = 0
 
     def start(self):
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has torch imported, and nothing of rrfp.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         port = free_port() if self.distributed else 0
         for rank in range(self.num_ranks):
             handle, dump_path = tempfile.mkstemp(prefix="rrfp-stacks-")
