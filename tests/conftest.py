@@ -8,6 +8,16 @@ import threading
 import pytest
 
 DEFAULT_LIMIT_S = 600
+# These build in one folder, so one process takes them all where several share the suite out
+# (pytest -n). It begins with them: the compiler is busy while other tests wait for time-outs.
+BUILDING = ("test_cpp.py", "test_cuda_build.py", "test_build.py")
+# Then those that take longest, so that what is begun last is short.
+LONGEST = (
+    "test_faults.py", "test_split_backward.py", "test_gpt_scripts.py", "test_vision_text.py",
+    "test_train_job.py", "test_two_hosts.py", "test_parity.py", "test_training_loop.py",
+    "test_errors_surface.py", "test_parted_ranks.py", "test_deterministic.py",
+    "test_graph_cover.py", "test_models.py", "test_tied.py", "test_add_in_products.py",
+)
 
 # A shell without job control starts background commands with SIGINT ignored, and every process of
 # a test would inherit that: Ctrl-C is part of what is tested.
@@ -32,7 +42,28 @@ def seed():
     return suite_seed()
 
 
+def place_in_order(item):
+    order = BUILDING + LONGEST
+    return order.index(item.path.name) if item.path.name in order else len(order)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesInOrder(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::", 1)[0]
+            return "building" if file.endswith(BUILDING) else file
+
+    config.option.loadscopereorder = False  # not by how many tests a file has
+    return FilesInOrder(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=place_in_order)
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="takes minutes; run with -m slow")

@@ -11,13 +11,14 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from free_port import free_port
 
 SCRIPT = Path(__file__).with_name("fault_rank.py")
 
@@ -96,12 +97,6 @@ class ForkSource:
 @functools.cache
 def fork_source():
     return ForkSource()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Job:

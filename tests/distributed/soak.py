@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from launch import free_port
+from free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 10

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 
-from launch import free_port
+from free_port import free_port
 
 RANK = textwrap.dedent("""
     import os, signal, subprocess, sys

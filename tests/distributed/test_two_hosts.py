@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import free_port
+from free_port import free_port
 from two_hosts import DEVICE, HOSTS, TwoHosts
 
 SCRIPT = Path(__file__).with_name("host_rank.py")

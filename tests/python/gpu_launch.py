@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_GPUS = torch.cuda.device_count() if torch.version.cuda else 0
@@ -22,11 +22,8 @@ def launch(num_ranks, *arguments, program="gpu_rank.py", **environment):
 
     Started without torchrun, which ends the other ranks as soon as one of them is killed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = {**os.environ, **environment, "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1",
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "tests/distributed" / program), *arguments],

@@ -12,12 +12,13 @@ import gc
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+
+from free_port import free_port
 
 CASE_TIMEOUT_S = 180.0  # a busy machine is ten times slower than an idle one
 START_TIMEOUT_S = 240.0
@@ -35,12 +36,6 @@ class Answer:
     error_text: str = ""
     error_traceback: str = ""
     error_attributes: dict | None = None
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def describe(error):

@@ -12,6 +12,7 @@ import textwrap
 
 import pytest
 import torch
+from free_port import free_port
 
 import rrfp
 
@@ -70,11 +71,7 @@ RANK = textwrap.dedent("""
 
 
 def test_two_processes(tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, "-c", RANK, str(rank), port], stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, text=True,

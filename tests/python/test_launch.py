@@ -5,12 +5,12 @@ Would catch: a command of that page that does not start a job any more.
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/multi_node.md"
@@ -31,9 +31,7 @@ def job(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
                    "MASTER_ADDR": "127.0.0.1", "FIRST_HOST": "127.0.0.1"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return tmp_path, environment, str(probe.getsockname()[1])
+    return tmp_path, environment, str(free_port())
 
 
 def block(word):
