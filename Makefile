@@ -1,27 +1,37 @@
 # make         print these lines
 # make train   train a small GPT by readiness: once in one process, once as four processes; on
 #              GPUs where there are some
-# make test    every test: Python, C++, C++ under ThreadSanitizer
+# make test    every test: Python, C++, C++ under ThreadSanitizer, on all cores (up to 8); built
+#              with CUDA, whose headers it fetches (200 MB) where PyTorch has brought none
 # make build   the environment .venv and the extension, nothing else
 # make clean   remove all that the above made
 #
 # A fresh machine needs python3 (3.10 or newer, with venv), g++ (C++20), make and a package
-# index. PYTHON, STEPS, PYTEST_ARGS and TORCH_INDEX may be set on the command line.
+# index. PYTHON, STEPS, TORCH_INDEX, PYTEST_ARGS, TEST_JOBS (processes; 0: in pytest's own) and
+# CUDA_HEADERS (none: tests on a build as for CPUs) may be set on the command line.
 
 PYTHON ?= python3
 STEPS ?= 40
 PYTEST_ARGS ?=
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 # The CPU's torch is smaller; where there is an NVIDIA driver, the one with CUDA and its headers.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),https://pypi.org/simple,https://download.pytorch.org/whl/cpu)
+# What the CUDA sources include, to compile and link them on any machine. Of NCCL it is one header;
+# its library is not used.
+CUDA_HEADERS ?= nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 \
+                nvidia-nccl-cu13==2.28.9
 # Where `test` leaves pytest's exit status, which make itself turns into 2.
 STATUS_FILE ?= /dev/null
 
 VENV := .venv
 PY := $(VENV)/bin/python
+TOOLS := $(VENV)/.rrfp-tools
+WITH_HEADERS := $(VENV)/.rrfp-cuda-headers
 INSTALLED := $(VENV)/.rrfp-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help train test build clean
+.NOTPARALLEL:
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -32,14 +42,18 @@ train: build
 	@echo "rrfp: four processes"
 	$(PY) -m torch.distributed.run --standalone --nproc-per-node 4 examples/train_gpt.py --steps $(STEPS)
 
-test: build
-	@$(PY) -m pytest $(PYTEST_ARGS); status=$$?; echo $$status > $(STATUS_FILE); exit $$status
+# Hundreds of processes import rrfp: without compiled files beside its sources each compiles it.
+test: export PYTHONDONTWRITEBYTECODE =
+test: $(if $(strip $(CUDA_HEADERS)),$(WITH_HEADERS)) build
+	@$(PY) -m pytest $(if $(filter-out 0,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadfile) $(PYTEST_ARGS); status=$$?; echo $$status > $(STATUS_FILE); exit $$status
 
 build: $(INSTALLED)
 	@echo "rrfp: building what has changed of the C++ core; all of it takes minutes, without a word"
 	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Everything that a build needs and rrfp itself is not. From 13 on, headers of CUDA include some that
+# PyTorch's own packages leave out.
+$(TOOLS): constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "rrfp: $(PYTHON) was not found; install Python 3.10 or newer, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"rrfp: Python 3.10 or newer is needed and $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=/path/to/newer/python3")'
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "rrfp: $(PYTHON) lacks venv or ensurepip; install them (Debian: apt install python3-venv)" >&2; exit 1; }
@@ -47,9 +61,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade --retries 1 --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
 	$(PY) -m pip install --quiet --upgrade setuptools wheel pybind11 cmake ninja
+	@$(PY) -c 'import torch; torch.version.cuda and print("rrfp: the package index gave the CUDA build of torch", torch.__version__, "- larger than needed without a GPU, and it works")'
+	@cuda=$$($(PY) -c 'import torch; print(torch.version.cuda)'); case $$cuda in 13.*) $(PY) -m pip install --quiet --no-deps "nvidia-cuda-crt==$$cuda.*" "nvidia-cuda-cccl==$$cuda.*";; esac
+	@touch $@
+
+# A PyTorch with CUDA has brought the runtime and NCCL, in the versions it works with.
+$(WITH_HEADERS): $(TOOLS)
+	@echo "rrfp: the headers of CUDA and NCCL, for the tests"
+	$(PY) -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || $(PY) -m pip install --quiet --no-deps $(CUDA_HEADERS)
+	@touch $@
+
+$(INSTALLED): pyproject.toml $(TOOLS)
 	@echo "rrfp: building the C++ core, which takes minutes and says nothing meanwhile"
 	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
-	@$(PY) -c 'import torch; torch.version.cuda and print("rrfp: the package index gave the CUDA build of torch", torch.__version__, "- larger than needed, and it works")'
 	@touch $@
 
 clean:
