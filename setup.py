@@ -7,6 +7,7 @@ sources: it only tells setuptools that the wheel is not pure Python. The build f
 RRFP_CMAKE_ARGS  more arguments for CMake's configure step, separated by blanks
 """
 
+import fcntl
 import importlib.util
 import os
 import shlex
@@ -58,10 +59,12 @@ class CMakeBuild(build_ext):
             "-DRRFP_BUILD_PYTHON=ON",
         ]
         configure += shlex.split(os.environ.get("RRFP_CMAKE_ARGS", ""))
-        subprocess.run(configure, check=True)
         jobs = ["-j", str(self.parallel)] if self.parallel else []
-        subprocess.run([build_tool("cmake"), "--build", str(build), "--target", "_C", *jobs],
-                       check=True)
+        with open(build / "in-use", "w") as lock:  # the C++ tests are built here as well
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            subprocess.run(configure, check=True)
+            subprocess.run([build_tool("cmake"), "--build", str(build), "--target", "_C", *jobs],
+                           check=True)
         built = list(build.glob("_C*.so"))
         if len(built) != 1:
             raise SystemExit(f"rrfp: expected one _C*.so in {build}, found {len(built)}; "

@@ -1,9 +1,12 @@
 """Every C++ test program, built by one CMake run, run on all cores and judged as one test each.
 
+They are built in the folder of the extension, whose layers they link. With the headers of CUDA and
+NCCL that includes those of the device channels, on a CUDA runtime made of threads.
 The stress and transport programs run a second time under ThreadSanitizer: an ordering bug that
 the plain build hides by luck is what it finds.
 """
 
+import fcntl
 import os
 import platform
 import shlex
@@ -14,9 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pybind11
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAIN_BUILD = ROOT / "build" / sys.implementation.cache_tag
 NETS = ("unit", "stress", "model", "transport", "sim")
 SANITIZED_NETS = ("stress", "transport")
 RUN_LIMIT_S = 800  # agreement_model takes 25 s alone; far more beside other work
@@ -24,6 +29,10 @@ RUN_LIMIT_S = 800  # agreement_model takes 25 s alone; far more beside other wor
 
 def programs(nets):
     return sorted(path.stem for net in nets for path in (ROOT / "tests/cpp" / net).glob("*.cc"))
+
+
+def device_programs():
+    return sorted(f"{path.stem}_fake" for path in (ROOT / "tests/cpp/gpu").glob("*_test.cc"))
 
 
 def tool(name):
@@ -34,38 +43,61 @@ def tool(name):
     return found
 
 
-def build(folder, names, *options):
-    """Configure, and build the programs of these names; fails with the compiler's words."""
+def call(*command):
+    """What the command printed; fails with the compiler's words."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (
+        f"{shlex.join(command)} ended with {done.returncode}:\n"
+        f"{done.stdout[-6000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def build(folder, names, *options, device_names=()):
+    """Configure, and build the programs of these names; of ``device_names`` too if CUDA is in.
+    Returns whether it is."""
     folder.mkdir(parents=True, exist_ok=True)
     extra = shlex.split(os.environ.get("RRFP_CMAKE_ARGS", ""))
-    commands = [
-        [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja",
-         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", "-DRRFP_BUILD_PYTHON=OFF",
-         "-DRRFP_BUILD_TESTS=ON", *options, *extra],
-        [tool("cmake"), "--build", str(folder), "--target", *names],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, (
-            f"{shlex.join(command)} ended with {done.returncode}:\n"
-            f"{done.stdout[-6000:]}{done.stderr[-3000:]}")
-    return folder
+    with open(folder / "in-use", "w") as lock:  # setup.py builds here as well
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        has_cuda = "rrfp: with CUDA " in call(
+            tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", "-DRRFP_BUILD_TESTS=ON", *extra, *options)
+        call(tool("cmake"), "--build", str(folder), "--target", *names,
+             *(device_names if has_cuda else ()))
+    return has_cuda
+
+
+def build_plain(names, **more):
+    return build(PLAIN_BUILD, names, "-DRRFP_BUILD_PYTHON=ON",
+                 f"-DPython_EXECUTABLE={sys.executable}",
+                 f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", **more)
 
 
 @pytest.fixture(scope="session")
 def plain_build():
-    return build(ROOT / "build/cpp-tests", programs(NETS))
+    """Whether it has CUDA."""
+    return build_plain(programs(NETS), device_names=device_programs())
 
 
 @pytest.fixture(scope="session")
 def thread_sanitizer_build():
-    return build(ROOT / "build/cpp-tests-thread", programs(SANITIZED_NETS),
-                 "-DRRFP_SANITIZE=thread", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG")
+    folder = ROOT / "build/cpp-tests-thread"
+    build(folder, programs(SANITIZED_NETS), "-DRRFP_BUILD_PYTHON=OFF", "-DRRFP_CUDA=off",
+          "-DRRFP_SANITIZE=thread", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG")
+    return folder
 
 
 @pytest.fixture(scope="session")
 def plain_runs(plain_build, request):
-    yield from run_all(request, test_program, lambda name: run([str(plain_build / name)]))
+    yield from run_all(request, test_program, lambda name: run([str(PLAIN_BUILD / name)]))
+
+
+@pytest.fixture(scope="session")
+def device_runs(plain_build, request):
+    if not plain_build:
+        pytest.skip("runs with the headers of CUDA and NCCL, which make test installs")
+    yield from run_all(request, test_device_program,
+                       lambda name: run([str(PLAIN_BUILD / "tests/cpp/gpu" / name)]))
 
 
 @pytest.fixture(scope="session")
@@ -108,10 +140,18 @@ def test_program(plain_runs, name):
     assert done.returncode == 0, report(done)
 
 
+@pytest.mark.time_limit(1800)
+@pytest.mark.parametrize("name", device_programs())
+def test_device_program(device_runs, name):
+    done = device_runs[name].result()
+    assert done.returncode == 0, report(done)
+
+
 @pytest.mark.slow
 def test_each_source_includes_what_it_uses(tmp_path):
     """The usual build compiles several sources at once, where one can live on another's headers."""
-    build(tmp_path, programs(("sim",)), "-DCMAKE_UNITY_BUILD=OFF", "-DCMAKE_BUILD_TYPE=Debug")
+    build(tmp_path, programs(("sim",)), "-DRRFP_BUILD_PYTHON=OFF", "-DCMAKE_UNITY_BUILD=OFF",
+          "-DCMAKE_BUILD_TYPE=Debug")
 
 
 @pytest.mark.slow
@@ -119,12 +159,12 @@ def test_each_source_includes_what_it_uses(tmp_path):
 @pytest.mark.parametrize("name", ["pipeline_sim", "runtime_sim"])
 def test_a_million_seeds(name):
     """One share of the seeds per core; prints the time. Builds this program alone."""
-    folder = build(ROOT / "build/cpp-tests", [name])
+    build_plain([name])
     num_shares = os.cpu_count() or 1
     num_seeds = -(-1_000_000 // num_shares)
     start = time.monotonic()
     shares = [
-        subprocess.Popen([str(folder / name), str(num_seeds)], text=True,
+        subprocess.Popen([str(PLAIN_BUILD / name), str(num_seeds)], text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                          env={**os.environ, "RRFP_SEED": str(10**9 + share * num_seeds)})
         for share in range(num_shares)]
