@@ -25,6 +25,8 @@ STATUS_FILE ?= /dev/null
 
 VENV := .venv
 PY := $(VENV)/bin/python
+# The CUDA version of the installed PyTorch, or None; not by importing it, which wants numpy.
+TORCH_CUDA := $(PY) -c 'import importlib.util as u, runpy; print(runpy.run_path(u.find_spec("torch").submodule_search_locations[0] + "/version.py")["cuda"])'
 TOOLS := $(VENV)/.rrfp-tools
 WITH_HEADERS := $(VENV)/.rrfp-cuda-headers
 INSTALLED := $(VENV)/.rrfp-installed
@@ -61,14 +63,13 @@ $(TOOLS): constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade --retries 1 --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
 	$(PY) -m pip install --quiet --upgrade setuptools wheel pybind11 cmake ninja
-	@$(PY) -c 'import torch; torch.version.cuda and print("rrfp: the package index gave the CUDA build of torch", torch.__version__, "- larger than needed without a GPU, and it works")'
-	@cuda=$$($(PY) -c 'import torch; print(torch.version.cuda)'); case $$cuda in 13.*) $(PY) -m pip install --quiet --no-deps "nvidia-cuda-crt==$$cuda.*" "nvidia-cuda-cccl==$$cuda.*";; esac
+	@cuda=$$($(TORCH_CUDA)); test $$cuda = None || echo "rrfp: the package index gave the build of torch for CUDA $$cuda; larger than needed without a GPU, and it works"
+	@cuda=$$($(TORCH_CUDA)); case $$cuda in 13.*) $(PY) -m pip install --quiet --no-deps "nvidia-cuda-crt==$$cuda.*" "nvidia-cuda-cccl==$$cuda.*";; esac
 	@touch $@
 
 # A PyTorch with CUDA has brought the runtime and NCCL, in the versions it works with.
 $(WITH_HEADERS): $(TOOLS)
-	@echo "rrfp: the headers of CUDA and NCCL, for the tests"
-	$(PY) -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || $(PY) -m pip install --quiet --no-deps $(CUDA_HEADERS)
+	@test "$$($(TORCH_CUDA))" != None || { echo "rrfp: fetching the headers of CUDA and NCCL"; $(PY) -m pip install --quiet --no-deps $(CUDA_HEADERS); }
 	@touch $@
 
 $(INSTALLED): pyproject.toml $(TOOLS)
