@@ -1,6 +1,6 @@
 // relax_core(): between two looks of a thread that spins. A core may be one half of a physical one,
 // and in a virtual machine the kernel often does not know whose: a loop that looks without a pause
-// takes a third of the speed of whatever runs on the other half, such as the worker.
+// takes issue slots from whatever runs on the other half, such as the worker.
 //
 // Cost: a few hundred nanoseconds on x86, a few tens elsewhere; far below what a wake-up takes.
 #pragma once
