@@ -8,13 +8,16 @@ if(NOT Python_EXECUTABLE)
   find_package(Python 3.10 QUIET COMPONENTS Interpreter)
 endif()
 
-# Folders of NVIDIA's Python packages: <site>/nvidia/{cu13,cuda_runtime,nccl}.
+# Folders of NVIDIA's Python packages: <site>/nvidia/{cu13,cuda_runtime,nccl}. pip's isolated builds
+# take the site folders off sys.path, where find_spec looks; the interpreter still names them.
 set(RRFP_NVIDIA_FOLDERS "")
 if(Python_EXECUTABLE)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c
-            "import importlib.util as u; s = u.find_spec('nvidia'); \
-print(';'.join(s.submodule_search_locations) if s else '')"
+            "import importlib.util as u, os, site; s = u.find_spec('nvidia'); \
+roots = list(s.submodule_search_locations) if s else []; \
+roots += [os.path.join(folder, 'nvidia') for folder in site.getsitepackages()]; \
+print(';'.join(dict.fromkeys(roots)))"
     OUTPUT_VARIABLE nvidia_roots OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   foreach(root IN LISTS nvidia_roots)
     file(GLOB folders LIST_DIRECTORIES true ${root}/*)

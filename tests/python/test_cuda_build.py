@@ -4,9 +4,11 @@ The headers are looked for where the build looks; `make test` installs them befo
 extension.
 """
 
+import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pybind11
@@ -38,13 +40,14 @@ print("fine")
 """
 
 
-def configure(folder, *options):
+def configure(folder, *options, env=None):
     cmake = Path(sys.executable).parent / "cmake"
     cmake = str(cmake) if cmake.exists() else shutil.which("cmake")
     assert cmake, f"cmake was not found; run {sys.executable} -m pip install cmake"
     return subprocess.run(
         [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
-         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *options], capture_output=True, text=True)
+         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *options],
+        capture_output=True, text=True, env=env)
 
 
 def test_an_unknown_choice_is_refused(tmp_path):
@@ -83,6 +86,26 @@ def test_auto_says_what_it_did(tmp_path):
     done = configure(tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert ("rrfp: CPU-only, because " in done.stdout) != ("rrfp: with CUDA " in done.stdout)
+
+
+def test_an_isolated_build_finds_the_headers_of_its_environment(tmp_path):
+    """pip takes the environment's packages off sys.path while it builds."""
+    environment, isolation = tmp_path / "environment", tmp_path / "isolation"
+    venv.create(environment, with_pip=False)
+    (site,) = environment.glob("lib/python*/site-packages")
+    include = site / "nvidia" / "nccl" / "include"
+    include.mkdir(parents=True)
+    (include / "nccl.h").touch()
+    isolation.mkdir()
+    (isolation / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(site)!r}]\n")
+    env = {k: v for k, v in os.environ.items() if k != "NCCL_HOME"}
+    done = configure(
+        tmp_path / "build", f"-DPython_EXECUTABLE={environment / 'bin' / 'python'}",
+        "-DRRFP_BUILD_PYTHON=OFF", env=env | {"PYTHONPATH": str(isolation)})
+    assert done.returncode == 0, done.stderr
+    cache = (tmp_path / "build" / "CMakeCache.txt").read_text()
+    assert f"RRFP_NCCL_INCLUDE:PATH={include}" in cache, done.stdout
 
 
 def test_what_is_built_imports_and_answers_without_a_gpu(tmp_path):
