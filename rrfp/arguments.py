@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import torch
 
 from rrfp import _C
-from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint
+from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint, slack_of
 from rrfp.limits import activation_table, in_flight_limit
 from rrfp.stage import StageInputs
 from rrfp.stage_tables import by_loss_stage, draw_inputs, draw_kwargs, draw_targets
@@ -235,6 +235,17 @@ class StepRequest:
         """Whether the hint speaks of the microbatches as they were given."""
         return bool(self.order) or callable(self.hint)
 
+    def hint_text(self, decision):
+        """The hint and slack of a step, and what the guard had run in the place of "auto"."""
+        if self.order:
+            name = f"an order of {len(self.order)} tasks"
+        else:
+            name = "a callable" if callable(self.hint) else self.hint
+        if self.hint == "auto" and decision.hint != "auto":
+            return f"auto (guard: {decision.hint}, slack {slack_of(decision.slack)})"
+        is_default = self.slack == _C.AUTO_SLACK
+        return name if is_default else f"{name}, slack {slack_of(self.slack)}"
+
     def given_to(self, stage):
         """The tables of one stage of this rank."""
         return StageInputs(
@@ -272,9 +283,7 @@ class StepRequest:
             "options": {
                 "hint": f"order {digest} of {len(self.order)} tasks" if self.order
                         else "a callable" if callable(self.hint) else self.hint,
-                "slack": {_C.UNLIMITED: "unlimited", _C.AUTO_SLACK: "auto"}.get(
-                    self.slack, self.slack
-                ),
+                "slack": slack_of(self.slack),
                 "max_in_flight": self.in_flight.text(),
                 "split_backward": self.split_backward,
                 "add_in_products": self.add_in_products,

@@ -72,6 +72,11 @@ def _check_ranks(hint, rank_of_stage):
                 )
 
 
+def slack_of(value):
+    """A slack of the core's as a user passes it, with ``"unlimited"`` for None."""
+    return {_C.UNLIMITED: "unlimited", _C.AUTO_SLACK: "auto"}.get(value, value)
+
+
 def has_halves(order):
     """Whether an order of task texts lists input and weight gradients (I, W), not full backwards.
 

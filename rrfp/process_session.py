@@ -112,7 +112,7 @@ class ProcessSession(Session):
             rank_step.run(other_thread=False)
             TiedExchange(self._tied, self._runtime, self.layout.rank_of_stage).run()
             self._learn(rank_step, decision)
-            result = step_result([rank_step], self.layout, request)
+            result = step_result([rank_step], self.layout, request, decision)
             self._finish(request, result, decision, rank_step)
         return result
 

@@ -106,10 +106,14 @@ class StepReport:
         ranks: A ``RankReport`` each.
         fused: ``{stage: reason}`` of the stages whose backward was to be split and could not be:
             I was the whole backward, W did nothing.
+        hint: What ranked the tasks, such as ``"auto"`` or ``"1f1b, slack 2"`` (a slack only where
+            one was given); ``"auto (guard: 1f1b, slack 2)"`` where the guard of ``"auto"`` had
+            another order run.
     """
 
     ranks: tuple
     fused: dict = field(default_factory=dict)
+    hint: str = "auto"
 
     def __str__(self):
         head = ("rank", "wall ms", "compute", "warm-up", "input", "transfer", "limit", "slack",
@@ -123,6 +127,7 @@ class StepReport:
                          str(r.skips), units_text(r.peak_units, r.limit_units)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths)) for row in rows]
+        lines.append(f"hint {self.hint}")
         for r in self.ranks:
             if r.idle_transfer_s > _TOLD_TRANSFER_SHARE * r.wall_s:
                 lines.append(_transfer_text(r))
@@ -201,13 +206,14 @@ def rank_report(rank_step, limit_bytes=None):
     )
 
 
-def step_result(rank_steps, layout, request):
+def step_result(rank_steps, layout, request, decision):
     """What a step of some RankSteps returned to the caller of its request."""
     stage_steps = {s: step for rank_step in rank_steps for s, step in rank_step.stage_steps.items()}
     fused = {s: t.fused_because for s, t in stage_steps.items() if t.fused_because is not None}
     limit = request.in_flight
     report = StepReport(
-        tuple(rank_report(step, limit.bytes_of(step.runtime.rank)) for step in rank_steps), fused
+        tuple(rank_report(step, limit.bytes_of(step.runtime.rank)) for step in rank_steps), fused,
+        request.hint_text(decision),
     )
     here = {stage: stage_steps[stage] for stage in layout.loss_stages if stage in stage_steps}
     with_metrics = {s: t.metrics for s, t in here.items() if any(m is not None for m in t.metrics)}

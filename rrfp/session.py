@@ -276,7 +276,7 @@ class LocalSession(Session):
         if decision.gathers_times:
             taken = [rows(rank_step) for rank_step in rank_steps]
             self._guard.learn(self._unguarded_plan, decision.costs, taken)
-        return step_result(rank_steps, self.layout, request)
+        return step_result(rank_steps, self.layout, request, decision)
 
     def _own_runtimes(self):
         return self._runtimes

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import replace
 
 from rrfp import _C
+from rrfp.hints import slack_of
 
 logger = logging.getLogger("rrfp")
 
@@ -77,7 +78,9 @@ class StepGuard:
         if key is not self._key:
             return  # of a step like those before a change
         if choice is not None and choice != self._choice:
-            logger.info("the guard of hint auto chooses %s, slack %d", *choice)
+            hint, slack = choice
+            logger.info("the guard of hint auto has %s run from now on", "its rule"
+                        if hint == "auto" else f"{hint}, slack {slack_of(slack)},")
         self._choice = choice
 
 

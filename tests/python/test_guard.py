@@ -111,6 +111,28 @@ def test_steps_under_the_guard_give_the_same_losses_and_gradients():
         torch.testing.assert_close(grad, seen[0][1])
 
 
+@pytest.mark.parametrize(
+    ("choice", "ran", "logged"),
+    [
+        (("1f1b", 2), "auto (guard: 1f1b, slack 2)", "1f1b, slack 2, run from now on"),
+        (("1f1b", 0), "auto (guard: 1f1b, slack 0)", "1f1b, slack 0, run from now on"),
+        (("auto", _C.UNLIMITED), "auto", "its rule run from now on"),
+    ],
+)
+def test_report_and_log_name_what_the_guard_chose(choice, ran, logged, monkeypatch, caplog):
+    monkeypatch.setattr(_C, "guard", lambda *_: choice)
+    inputs = list(torch.randn(M, 4, 8))
+    with (rrfp.Pipeline([torch.nn.Linear(8, 8) for _ in range(P)]) as pipeline,
+          caplog.at_level(logging.INFO, logger="rrfp")):
+        for _ in range(NUM_STEPS):
+            report = pipeline.step(inputs, inputs, torch.nn.functional.mse_loss).report
+            pipeline._session._guard.wait(60)
+            assert report.hint == "auto"
+        report = pipeline.step(inputs, inputs, torch.nn.functional.mse_loss).report
+    assert report.hint == ran and f"\nhint {ran}" in str(report)
+    assert logged in caplog.text and "slack -1" not in caplog.text
+
+
 def test_guard_and_waiting_can_be_switched_off():
     assert read_settings({}).guard and read_settings({}).waiting
     settings = read_settings({"RRFP_GUARD": "off", "RRFP_WAITING": "off"})

@@ -53,3 +53,22 @@ def test_a_transfer_that_costs_is_named():
 def test_a_transfer_that_costs_little_is_not():
     assert "in transfer" not in str(StepReport((rank_report({0: 0.02, 2: 0.02}),)))
     assert "in transfer" not in str(StepReport((rank_report({}, wall_s=0.0),)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "auto"),
+        ({"hint": "1f1b", "slack": 0}, "1f1b, slack 0"),
+        ({"hint": "bf"}, "bf"),
+        ({"hint": "fb", "slack": None}, "fb, slack unlimited"),
+        ({"hint": lambda task, state: task.microbatch}, "a callable"),
+        ({"hint": ["0F0", "0B0", "1F0", "1B0"], "slack": 3}, "an order of 4 tasks, slack 3"),
+        ({"forward_only": True}, "auto"),
+    ],
+)
+def test_the_hint_is_named_as_it_was_given(options, said):
+    data = [torch.randn(2, 4)]
+    report = rrfp.run_pipeline(
+        [nn.Linear(4, 4) for _ in range(2)], data, data, nn.functional.mse_loss, **options).report
+    assert report.hint == said and f"\nhint {said}" in str(report)
