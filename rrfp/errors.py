@@ -35,7 +35,9 @@ class StageError(RrfpError):
 
     Attributes:
         original_traceback: The traceback of the exception, as text, on every rank; without the
-            frames of rrfp that called the stage, which logger ``rrfp`` has at level DEBUG.
+            frames of rrfp that called the stage, which logger ``rrfp`` has at level DEBUG. It has
+            no frames, and the message leaves it out, where rrfp refuses what a stage or the loss
+            function returned.
     """
 
     def __init__(self, message, *, original_traceback="", **where):
@@ -121,8 +123,9 @@ def _stage_error(rank, message, report):
         f"rank {rank} failed in {where}: {line}\n"
         + (f"{context}\n" if context else "") +
         "The pipeline is closed and the next run_pipeline builds it anew; parameters are "
-        "untouched, .grad may hold a part of this step.\n"
-        f"Original traceback, on rank {rank}:\n{traceback_text.rstrip()}",
+        "untouched, .grad may hold a part of this step."
+        + (f"\nOriginal traceback, on rank {rank}:\n{traceback_text.rstrip()}"
+           if "Traceback (" in traceback_text else ""),
         rank=rank,
         stage=stage,
         task=task,

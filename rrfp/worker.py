@@ -1,6 +1,7 @@
 """The loop that runs a rank's tasks, and the threads it runs on in one process."""
 
 import contextlib
+import dis
 import logging
 import os
 import queue
@@ -113,10 +114,11 @@ class RankStep:
         stage, kind, microbatch = task
         name = f"{stage}{kind}{microbatch}"
         # The class is the user's: what it makes of its own attributes must not hide the failure.
-        frames = _from_users_code(BaseException.__traceback__.__get__(error))
+        frames = BaseException.__traceback__.__get__(error)
+        logger.debug("%s raised\n%s", name, _traceback_text(error, frames))
+        frames = _from_users_code(frames)
         self.stage_error = BaseException.with_traceback(error, frames)
         traceback_text = _traceback_text(error, frames)
-        logger.debug("%s raised\n%s", name, traceback_text)
         text = stage_failure_text(
             name, error, traceback_text, self.stage_steps[stage].failed_on if kind == "F" else None,
         )
@@ -132,11 +134,22 @@ def _traceback_text(error, frames):
 
 
 def _from_users_code(frames):
-    """A traceback without the frames of rrfp that it begins with; whole where it has no others."""
-    rest = frames
+    """A traceback without the frames of rrfp that it begins with.
+
+    Where it has no others: None for what rrfp itself raises about a stage or loss_fn, which says
+    all in words; whole for the rest, such as a bug of rrfp.
+    """
+    rest = last = frames
     while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
-        rest = rest.tb_next
+        rest, last = rest.tb_next, rest
+    if rest is None and _is_at_raise(last):
+        return None
     return rest or frames
+
+
+def _is_at_raise(frame):
+    """Whether it raised the error itself: no call and no operation of it failed."""
+    return frame.tb_frame.f_code.co_code[frame.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _profiler_range(stage, kind, microbatch):
