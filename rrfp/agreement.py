@@ -11,6 +11,7 @@ from rrfp.moved_stages import check_not_moved
 from rrfp.rank_hint import order_by, state_of
 from rrfp.settings import SETTINGS
 from rrfp.tied import check_drift
+from rrfp.value_text import nearest
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def decide(request, views, layout):
     check_not_moved(views)
     _check_same_options(views)
     _check_stage_kwargs(views, layout)
-    num_microbatches = _agree_on_microbatches(views, layout)
+    num_microbatches = _agree_on_microbatches(views, layout, request.launch_note)
     costs = _agree_on_costs(views)
     _check_same_counter(views)
     check_drift(layout.tied, views)
@@ -153,7 +154,7 @@ def _check_same_options(views):
                 )
 
 
-def _agree_on_microbatches(views, layout):
+def _agree_on_microbatches(views, layout, launch_note):
     rank_of = [0] * layout.num_stages if len(views) == 1 else layout.rank_of_stage
     sources = layout.source_stages
     is_one = len(sources) == 1
@@ -169,6 +170,11 @@ def _agree_on_microbatches(views, layout):
                     "pass None elsewhere."
                 )
     missing = [stage for stage in sources if stage not in views[rank_of[stage]]["sources"]]
+    if missing and len(views) == 1:
+        raise ValueError(
+            f"microbatches is None for stage {missing[0]}, a source stage; pass one input per "
+            f"microbatch.{launch_note}"
+        )
     if missing == list(sources) and is_one:
         raise ValueError(
             f"microbatches is None on every rank; pass it on rank {rank_of[missing[0]]}, which "
@@ -225,6 +231,7 @@ def _microbatch_order(request, costs, num_microbatches):
         if order != "mid":
             raise ValueError(
                 f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable."
+                + nearest(order, ("given", "mid"))
             )
         if costs is None:
             raise ValueError(

@@ -20,6 +20,7 @@ from rrfp.errors import PeerLostError, RankTimeoutError
 from rrfp.group_claims import GroupClaims
 from rrfp.rendezvous import Rendezvous, membership
 from rrfp.stage_meetings import NO_MEETINGS
+from rrfp.value_text import nearest
 
 # Dimensions of a DeviceMesh whose ranks meet inside a stage.
 _INNER_DIMENSIONS = ("tp", "cp", "ep")
@@ -88,6 +89,7 @@ def resolve_groups(group, agreement_group):
             raise ValueError(
                 f"agreement_group is {agreement_group!r}; pass a process group, a DeviceMesh, "
                 f"'auto', '{NO_MEETINGS}' or None."
+                + nearest(agreement_group, ("auto", NO_MEETINGS))
             )
         if mesh is None:
             raise ValueError(

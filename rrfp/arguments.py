@@ -15,6 +15,7 @@ from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint, slack_of
 from rrfp.limits import activation_table, in_flight_limit
 from rrfp.stage import StageInputs
 from rrfp.stage_tables import by_loss_stage, draw_inputs, draw_kwargs, draw_targets
+from rrfp.value_text import nearest
 
 _LONGEST_S = 1e9  # in milliseconds and nanoseconds it still fits the core's integers
 
@@ -85,7 +86,10 @@ def _normalise_slack(slack):
     if isinstance(slack, str) and slack == "auto":
         return _C.AUTO_SLACK
     if isinstance(slack, str):
-        raise ValueError(f"slack is {slack!r}; use 'auto', None (unlimited) or an int.")
+        raise ValueError(
+            f"slack is {slack!r}; use 'auto', None (unlimited) or an int."
+            + nearest(slack, ("auto",))
+        )
     return _count("slack", slack, 0)
 
 
@@ -94,7 +98,7 @@ def _normalise_reduction(loss_reduction):
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(
                 f"loss_reduction is {loss_reduction!r}; use 'mean', 'sum' or one weight per "
-                "microbatch."
+                "microbatch." + nearest(loss_reduction, ("mean", "sum"))
             )
         return loss_reduction
     return _numbers("loss_reduction", loss_reduction, -math.inf)
@@ -153,7 +157,7 @@ def _normalise_lookahead(lookahead):
         raise ValueError(
             f"lookahead is {lookahead!r}; use 'jit' (the next task is chosen just in time for the "
             "GPU to have it), 'eager' (as soon as the task before it runs) or 1 (when that one has "
-            "ended)."
+            "ended)." + nearest(lookahead, ("jit", "eager"))
         )
     return lookahead
 
@@ -188,8 +192,10 @@ class StepRequest:
         forward_only,
         lookahead,
         stall_timeout_s,
+        launch_note="",
     ):
         self.layout = layout
+        self.launch_note = launch_note
         self.own_stages = own_stages
         if num_microbatches is not None:
             _count("num_microbatches", num_microbatches, 1)
@@ -227,7 +233,7 @@ class StepRequest:
                 raise ValueError(
                     f"targets is None on the rank of {self._name_of_loss_stage(stage)}, where "
                     "loss_fn(output, target) is called; pass one target per microbatch ([None] * "
-                    "num_microbatches for a loss_fn that needs none)."
+                    "num_microbatches for a loss_fn that needs none)." + self.launch_note
                 )
 
     @property
@@ -324,7 +330,7 @@ class StepRequest:
             if stage in self.own_stages and not (self.forward_only or stage in self._loss_fns):
                 raise ValueError(
                     f"loss_fn is None on the rank of {self._name_of_loss_stage(stage)}; training "
-                    "needs one. Pass loss_fn, or forward_only=True."
+                    "needs one. Pass loss_fn, or forward_only=True." + self.launch_note
                 )
         if not self.forward_only and (
             not torch.is_grad_enabled() or torch.is_inference_mode_enabled()

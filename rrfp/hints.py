@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from rrfp import _C
 from rrfp.schedule_csv import is_schedule, read_schedule
 from rrfp.tasks import Task
+from rrfp.value_text import nearest
 
 NAMES = ("auto", "1f1b", "gpipe", "bf", "bfw", "fb", "b-priority", "f-priority", "zb-h1",
          "interleaved", "zbv")
@@ -36,7 +37,7 @@ def normalise_hint(hint, rank_of_stage=None):
     if isinstance(hint, str):
         if hint in NAMES:
             return hint, []
-        raise ValueError(f"hint {hint!r} is not known; pass {_CHOICES}.")
+        raise ValueError(f"hint {hint!r} is not known.{nearest(hint, NAMES)} Pass {_CHOICES}.")
     if callable(hint):
         return hint, []
     if isinstance(hint, Mapping):

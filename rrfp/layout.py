@@ -8,6 +8,7 @@ import torch
 
 from rrfp import _C
 from rrfp.tied import normalise_tied
+from rrfp.value_text import nearest
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,10 @@ def _place(num_stages, num_ranks, placement):
     listed = None
     if placement not in ("loop", "v"):
         if isinstance(placement, str) or not isinstance(placement, Sequence):
-            raise ValueError(f"placement is {placement!r}; use 'loop', 'v' or a list of ranks.")
+            raise ValueError(
+                f"placement is {placement!r}; use 'loop', 'v' or a list of ranks."
+                + nearest(placement, ("loop", "v"))
+            )
         listed = tuple(placement)
         if len(listed) != num_stages:
             raise ValueError(
@@ -211,6 +215,7 @@ def check_transport(transport, names):
     if transport not in names:
         raise ValueError(
             f"transport is {transport!r}; here this version has {' and '.join(names)}."
+            + nearest(transport, names)
         )
 
 

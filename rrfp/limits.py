@@ -75,11 +75,8 @@ def in_flight_limit(max_in_flight, layout, slack):
             raise ValueError(f"max_in_flight is {max_in_flight!r}; {_CHOICES}.")
         if size is None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"max_in_flight is {max_in_flight!r}; {_CHOICES}.")
-        if not 1 <= (limit if size is None else size) < (1 << 31 if size is None else 1 << 62):
-            raise ValueError(
-                f"max_in_flight is {limit} for rank {rank}; it must be at least 1, and below "
-                "2**31 microbatches or 2**62 bytes."
-            )
+        is_list = limits is max_in_flight
+        _check_range(f"max_in_flight[{rank}]" if is_list else "max_in_flight", limit, size)
         units.append(limit if size is None else 0)
         sizes.append(size)
     if all(size is None for size in sizes):
@@ -90,6 +87,20 @@ def in_flight_limit(max_in_flight, layout, slack):
             "give the limit in microbatches, or allow slack."
         )
     return InFlightLimit(tuple(units), tuple(sizes))
+
+
+def _check_range(name, limit, size):
+    """Refuse a limit that was given as ``limit``; ``size``: in bytes, None for microbatches."""
+    value = limit if size is None else size
+    if value < 1:
+        least = "1 microbatch" if size is None else "1 byte"
+        raise ValueError(
+            f"{name} is {limit}; it must be at least {least}. For the default leave max_in_flight "
+            "at None."
+        )
+    if value >= (1 << 31 if size is None else 1 << 62):
+        most = "2**31 microbatches" if size is None else "2**62 bytes"
+        raise ValueError(f"{name} is {limit}; it must be below {most}.")
 
 
 def _units_by_name(name, layout):

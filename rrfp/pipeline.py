@@ -205,11 +205,12 @@ def run_pipeline(
         stage_kwargs: ``{stage_index: sequence of dict}``, keyword arguments per microbatch.
         hint: ``"auto"``, ``"1f1b"``, ``"gpipe"``, ``"bf"``, ``"bfw"``, ``"fb"``,
             ``"b-priority"``, ``"f-priority"``, ``"zb-h1"``, ``"interleaved"``,
-            ``"zbv"``, or an order of your own: the task
-            texts of all ranks, or a schedule of torch's (a ``.csv`` path, or its text), or a
-            callable ``rank(task, state)``: called once per task when a step begins, with a
-            ``Task`` and a ``HintState``; the task with the lowest number is preferred. Between
-            processes rank 0's is called, and every rank must pass one.
+            ``"zbv"``, or an order of your own: a list of the task texts of all ranks
+            (``["0F0", "0B0", "1F0", ...]``; each rank takes its own, as they stand),
+            ``{rank: list of task texts}``, or a schedule of torch's (a ``.csv`` path, or its
+            text). Or a callable ``rank(task, state)``: called once per task when a step begins,
+            with a ``Task`` and a ``HintState``; the task with the lowest number is preferred.
+            Between processes rank 0's is called, and every rank must pass one.
         slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
             unlimited; 0 runs the hint as a fixed order.
         max_in_flight: Forwards whose backward has not begun on a rank, one for each stage and
@@ -314,7 +315,9 @@ def run_pipeline(
 def _request(session, modules, options):
     """The arguments of Pipeline.step or run_pipeline, checked and drawn."""
     try:
-        return StepRequest(session.layout, set(modules), **options)
+        return StepRequest(
+            session.layout, set(modules), launch_note=session.launch_note, **options
+        )
     except BaseException as error:  # also what the caller's own iterators raise, and Ctrl-C there
         session.refuse(error, options["stall_timeout_s"])
         raise

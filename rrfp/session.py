@@ -61,10 +61,12 @@ class Session:
         shares_process: Whether ranks are threads of this process, beside others.
         is_grouped: Whether this rank is a member of an agreement group.
         devices: ``{stage: device}`` of the stages that live here, None on the CPU.
+        launch_note: To tell who gave too little, where other processes run pipelines beside.
     """
 
     shares_process = False
     is_grouped = False
+    launch_note = ""
 
     def __init__(self, layout, devices):
         self.layout = layout

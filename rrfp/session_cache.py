@@ -38,21 +38,27 @@ def _lives_here(stages):
 
 
 def _check_launch(stages):
-    """All stages in one process, though a launcher started several: a mistake, or worth a word."""
-    num_processes = os.environ.get("WORLD_SIZE", "1")
-    if not num_processes.isdigit() or int(num_processes) < 2:
-        return
-    if _distributed() is None and not isinstance(stages, (list, tuple, torch.nn.ModuleList)):
+    """All stages in one process, though there are several: a mistake, or worth a word.
+
+    Returns that word; empty where this process is the only one.
+    """
+    dist = _distributed()
+    num_processes = os.environ.get("WORLD_SIZE", "1") if dist is None else dist.get_world_size()
+    if not str(num_processes).isdigit() or int(num_processes) < 2:
+        return ""
+    if dist is None and not isinstance(stages, (list, tuple, torch.nn.ModuleList)):
         raise ValueError(
             f"this process is one of {num_processes} (WORLD_SIZE), but torch.distributed is not "
             "initialised; call torch.distributed.init_process_group() before rrfp. For a pipeline "
             "of its own in every process, pass the list of all stages."
         )
-    logger.warning(
-        "stages is a list, so each of the %s processes (WORLD_SIZE) runs a whole pipeline of its "
-        "own; for one pipeline over all of them, pass this rank's stage as a module or "
-        "{stage_index: module}, with torch.distributed initialised.", num_processes,
+    note = (
+        f"stages is a list, so this process, one of {num_processes}, runs a whole pipeline of its "
+        "own; for one pipeline over all processes, pass this rank's stage as a module or "
+        "{stage_index: module}, with torch.distributed initialised."
     )
+    logger.warning("%s", note)
+    return " " + note
 
 
 def shape_of(placement, edges, loss_stages, tied):
@@ -75,15 +81,17 @@ def open_session(
         return open_process_session(
             stages, shape, num_ranks, group, transport, set_up_timeout_s, agreement_group
         )
-    _check_launch(stages)
+    launch_note = _check_launch(stages)
     if agreement_group not in (None, NO_MEETINGS):
         raise ValueError(
             "agreement_group is given, but all stages are in this process, where two members "
             "would share one device and their collectives wait for each other. Run one process "
-            "per rank, or leave it at None."
+            f"per rank, or leave it at None.{launch_note}"
         )
     if group is not None:
-        raise ValueError("group is given, but all stages are in this process; leave it at None.")
+        raise ValueError(
+            f"group is given, but all stages are in this process; leave it at None.{launch_note}"
+        )
     check_transport(transport, ("auto", "local"))
     if isinstance(stages, torch.nn.Sequential) and len(stages) > 1:
         logger.warning(
@@ -100,7 +108,9 @@ def open_session(
     devices = place_on_gpus(layout, {s: stage_device(s, m) for s, m in modules.items()})
     check_holders(layout.tied, describe_holders(layout.tied, modules), layout.num_stages)
     mark_copies(layout.tied, modules)
-    return modules, LocalSession(layout, devices)
+    session = LocalSession(layout, devices)
+    session.launch_note = launch_note
+    return modules, session
 
 
 class _CacheEntry:

@@ -1,10 +1,23 @@
 """What a value is, in a few words for an error message."""
 
+import difflib
 from collections.abc import Mapping
 
 import torch
 
 _MOST_NAMED = 4  # members of a tuple, list or dict
+
+
+def nearest(text, names):
+    """`` Did you mean 'zb-h1'?`` for the name that a text comes close to; empty for none.
+
+    ``text`` may be anything; what is no text comes close to nothing.
+    """
+    if not isinstance(text, str):
+        return ""
+    written = text.strip().lower().replace("_", "-")
+    found = difflib.get_close_matches(written, names, n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def value_text(value):

@@ -137,7 +137,7 @@ std::string known_hints() {
 std::string misfit(const StageGraph& graph, const std::string& hint, bool split_backward) {
   const NamedHint* named = find_hint(hint);
   if (named != nullptr && named->needs_split && !split_backward) {
-    return "needs weight gradients as tasks of their own; use split_backward";
+    return "needs weight gradients as tasks of their own; use split_backward=True";
   }
   const bool is_one_per_rank = graph.is_chain() && has_one_stage_per_rank(graph);
   if ((hint == "1f1b" || hint == "zb-h1") && !is_one_per_rank) {

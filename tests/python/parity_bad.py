@@ -96,7 +96,13 @@ BAD = {
         {"hint": "1f1b", "slack": 0, "max_in_flight": 2}, ["max_in_flight", "2", "3"]
     ),
     "limit list too short": Bad({"max_in_flight": [2, 2]}, ["max_in_flight", "2", "3"]),
-    "limit list with 0": Bad({"max_in_flight": [2, 0, 2]}, ["max_in_flight", "0", "rank 1"]),
+    "limit list with 0": Bad({"max_in_flight": [2, 0, 2]},
+                             ["max_in_flight[1] is 0; it must be at least 1 microbatch."]),
+    "limit 0 on one rank": Bad(
+        on_rank(1, max_in_flight=0), ["rank 1: max_in_flight is 0; it must be at least 1"],
+        where="processes"),
+    "limit of no bytes": Bad({"max_in_flight": "0B"}, ["must be at least 1 byte. For"]),
+    "limit beyond an int": Bad({"max_in_flight": 2**31}, ["below 2**31 microbatches."]),
     "mid without costs": Bad({"microbatch_order": "mid", "costs": None}, ["mid", "costs"]),
     "costs too short": Bad({"costs": [1.0, 2.0]}, ["costs", "2", "4"]),
     "costs nan": Bad({"costs": [1.0, NAN, 1.0, 1.0]}, ["costs", "nan"]),
@@ -147,6 +153,15 @@ BAD = {
     "grad_scale beyond a float": Bad({"grad_scale": 10**400}, ["grad_scale"], "TypeError"),
     "limit beyond a float": Bad({"max_in_flight": "9" * 400 + "GiB"}, ["max_in_flight"]),
     **options("hint", ["zigzag", "", "1F1B "], ["1f1b", "{rank: list", "callable"]),
+    **{f"hint spelled {text}": Bad({"hint": text}, [f"Did you mean '{name}'?"])
+       for text, name in (("1F1B", "1f1b"), ("zb_h1", "zb-h1"), ("interleave", "interleaved"))},
+    **{f"{option} spelled {text}": Bad({option: text}, [f"Did you mean '{name}'?"])
+       for option, text, name in (
+           ("slack", "Auto", "auto"), ("loss_reduction", "Mean", "mean"),
+           ("microbatch_order", "Mid", "mid"), ("lookahead", "jitt", "jit"),
+           ("placement", "Loop", "loop"), ("transport", "Auto", "auto"))},
+    "hint that splits, without": Bad({"hint": "zb-h1", "split_backward": False},
+                                     ["zb-h1", "use split_backward=True"]),
     **options("hint", [None, 3.5], ["1f1b", "{rank: list", "callable"], error="TypeError"),
     "callable hint that raises": Bad({"hint": raises_for_2f1}, ["hint", "2F1", "KeyError"]),
     "callable hint that lacks costs": Bad({"hint": lambda t, s: s.costs[0], "costs": None},

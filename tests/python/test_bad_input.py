@@ -151,6 +151,26 @@ def test_one_buffer_for_two_microbatches(mode):
         assert error.error_attributes["task"] == "0F1"
 
 
+def run_list(rank, num_ranks):
+    """A list of stages although there are other processes."""
+    stages, good = parity_bad.good_call(rank)
+    try:
+        rrfp.run_pipeline(**{**good, "stages": stages[:2]})
+    except Exception as caught:
+        return describe(caught)
+    return None
+
+
+def test_a_list_in_one_of_several_processes_is_named_where_something_is_missing():
+    """Rank 1 would be told to pass microbatches on rank 0, where they are."""
+    answers = worker_group(parity_bad.NUM_RANKS).values(run_list)
+    missing = ["targets", "targets", "microbatches"]
+    for error, name in zip(answers, missing, strict=True):
+        assert error.error_type == "ValueError"
+        assert f"{name} is None" in error.error_text and "rank 0" not in error.error_text
+        assert "this process, one of 3, runs a whole pipeline of its own" in error.error_text
+
+
 def test_refusals_are_many():
     """The table is what the promise names, and hostile values beside it."""
     assert len(cases("threads")) > 60
