@@ -21,6 +21,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc
 COMMANDS = {
     "make test": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
     "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    ". .venv/bin/activate":
+        ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    "torchrun --nproc-per-node 2 examples/04_gpus.py":
+        ("test_gpus_example.py", "test_on_the_cores"),
     "torchrun --nproc-per-node 4 examples/train_gpt.py":
         ("test_train_job.py", "test_four_processes"),
     "torchrun --nproc-per-node 4 examples/gpt_pipelined.py":
@@ -134,6 +138,10 @@ def test_make_names_the_files_that_the_tests_run():
                      r"examples/train_gpt\.py", makefile, re.MULTILINE)
     assert re.search(r"^test: .*build\n\t@?\$\(PY\) -m pytest", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci/run").read_text()
+    assert re.search(r"^VENV := \.venv$", makefile, re.MULTILINE)
+    readme = (ROOT / "README.md").read_text()
+    for variable in re.findall(r"`make (?:train|test) ([A-Z_]+)=", readme):
+        assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE)
 
 
 def test_picture_is_what_its_script_draws():
