@@ -239,6 +239,8 @@ def summary():
     host = _read("host_cost.json")["results"]["table"]
     alone = host["one process, one rank"]["us_per_task_over_direct"][1]
     between = host["two processes"]["us_per_task_over_direct"][1]
+    torchs, zbv = gpu["torch 1F1B"], gpu["rrfp zbv V=2"]
+    in_products = gpu["rrfp zbv V=2, add in products"]
     return f"""\
 Speed-up over the fixed 1F1B order of rrfp itself, on the same transport. `auto` is the default
 hint, by readiness; the limit, `max_in_flight`, is by default the number of ranks; `mid` feeds short
@@ -248,12 +250,13 @@ two rows are of a real model; elsewhere tasks sleep, or time is simulated.
 {tables.table(["", "fixed", "fixed, `mid`", "`auto`", "`auto`, twice the limit",
                "`auto`, `mid`, twice the limit"], rows)}
 
-In the last row torch's own 1F1B comes to {gpu["torch 1F1B"]}; rrfp's `zbv` (two stages per rank,
-backwards split in two) to {gpu["rrfp zbv V=2"]}, with `add_in_products` to \
-{gpu["rrfp zbv V=2, add in products"]}: that is a smaller bubble and cheaper
-products, not readiness. rrfp itself takes {alone:.0f} us a task in one process with one rank and
-{between:.0f} us between processes. Commands, machines, quartiles, the other schedules and what went
-wrong: [docs/benchmarks.md](docs/benchmarks.md).
+In the last row torch's own 1F1B comes to {torchs}; hint `zbv` (two stages per rank, split
+backwards) to {zbv}, with `add_in_products` to {in_products}: a smaller bubble and cheaper products,
+not readiness.
+
+rrfp itself takes {alone:.0f} us a task in one process with one rank and {between:.0f} us between
+processes. Commands, machines, quartiles, the other schedules and what went wrong:
+[docs/benchmarks.md](docs/benchmarks.md).
 """
 
 
