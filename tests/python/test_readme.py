@@ -102,6 +102,13 @@ def test_every_error_is_explained():
     assert [n for n in errors if n != "RrfpError" and f"| `{n}` |" not in text] == []
 
 
+def test_every_column_of_the_report_is_explained():
+    text = (ROOT / "docs/concepts.md").read_text()
+    columns = re.split(r" {2,}", str(rrfp.StepReport(())).splitlines()[0].strip())
+    assert columns[0] == "rank" and len(columns) > 10
+    assert [name for name in columns[1:] if f"\n| {name} | " not in text] == []
+
+
 def test_make_alone_says_what_there_is():
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
