@@ -3,12 +3,18 @@
 #              GPUs where there are some
 # make test    every test: Python, C++, C++ under ThreadSanitizer, on all cores (up to 8); built
 #              with CUDA, whose headers it fetches (200 MB) where PyTorch has brought none
-# make build   the environment .venv and the extension, nothing else
+# make build   the environment .venv and the extension, nothing else; ". .venv/bin/activate" then
+#              makes its python and torchrun those of your shell
 # make clean   remove all that the above made
 #
 # A fresh machine needs python3 (3.10 or newer, with venv), g++ (C++20), make and a package
-# index. PYTHON, STEPS, TORCH_INDEX, PYTEST_ARGS, TEST_JOBS (processes; 0: in pytest's own) and
-# CUDA_HEADERS (none: tests on a build as for CPUs) may be set on the command line.
+# index. May be set on the command line, such as make train STEPS=5:
+#   PYTHON         python3 of another name or place
+#   TORCH_INDEX    where torch comes from
+#   STEPS          of training (40)
+#   TEST_JOBS      processes that test; 0: pytest alone
+#   PYTEST_ARGS    more for pytest, such as PYTEST_ARGS="-k orders"
+#   CUDA_HEADERS   none: tests on a build as for CPUs
 
 PYTHON ?= python3
 STEPS ?= 40
@@ -38,6 +44,8 @@ INSTALLED := $(VENV)/.rrfp-installed
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
+# As many threads a rank as the script takes; torchrun would set 1, and say so at length.
+train: export OMP_NUM_THREADS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 1 : n / 4)))
 train: build
 	@echo "rrfp: one process, four worker threads"
 	$(PY) examples/train_gpt.py --ranks 4 --steps $(STEPS)

@@ -169,6 +169,7 @@ def main():
     if rank == 0:
         print("the last step, rank by rank:")
         print(replace(report, ranks=sum((each.ranks for each in reports), ())))
+        print("(what the columns are: docs/concepts.md, What a step returns)")
         print(f"loss {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last")
         merged = [{key: grad for part in parts for key, grad in part.items()}
                   for parts in zip(*kept, strict=True)]

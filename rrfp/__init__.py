@@ -4,6 +4,15 @@
 runs the same decisions on a virtual clock.
 """
 
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("rrfp._C") is None:  # else the first module that needs it blames a circular import
+    raise ImportError(
+        f"rrfp in {__path__[0]} is not built: no extension rrfp._C for this Python lies there. If "
+        "these are the sources and rrfp is installed beside them, start Python in another folder "
+        "(here it finds the sources first); or build them: make build, then .venv/bin/python."
+    )
+
 from rrfp.auxiliary_loss import aux_loss
 from rrfp.build_info import build_info
 from rrfp.errors import (

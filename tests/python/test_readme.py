@@ -21,6 +21,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc
 COMMANDS = {
     "make test": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
     "make train": ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    ". .venv/bin/activate":
+        ("test_readme.py", "test_make_names_the_files_that_the_tests_run"),
+    "torchrun --nproc-per-node 2 examples/04_gpus.py":
+        ("test_gpus_example.py", "test_on_the_cores"),
     "torchrun --nproc-per-node 4 examples/train_gpt.py":
         ("test_train_job.py", "test_four_processes"),
     "torchrun --nproc-per-node 4 examples/gpt_pipelined.py":
@@ -98,6 +102,13 @@ def test_every_error_is_explained():
     assert [n for n in errors if n != "RrfpError" and f"| `{n}` |" not in text] == []
 
 
+def test_every_column_of_the_report_is_explained():
+    text = (ROOT / "docs/concepts.md").read_text()
+    columns = re.split(r" {2,}", str(rrfp.StepReport(())).splitlines()[0].strip())
+    assert columns[0] == "rank" and len(columns) > 10
+    assert [name for name in columns[1:] if f"\n| {name} | " not in text] == []
+
+
 def test_make_alone_says_what_there_is():
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -134,6 +145,10 @@ def test_make_names_the_files_that_the_tests_run():
                      r"examples/train_gpt\.py", makefile, re.MULTILINE)
     assert re.search(r"^test: .*build\n\t@?\$\(PY\) -m pytest", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci/run").read_text()
+    assert re.search(r"^VENV := \.venv$", makefile, re.MULTILINE)
+    readme = (ROOT / "README.md").read_text()
+    for variable in re.findall(r"`make (?:train|test) ([A-Z_]+)=", readme):
+        assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE)
 
 
 def test_picture_is_what_its_script_draws():
