@@ -117,6 +117,16 @@ def soak(results):
             + table(["rank", "descriptors", "threads", "resident KiB"], rows))
 
 
+def suite_runs(study):
+    rows = []
+    for run in study["runs"]:
+        what = (f"{run['tests']:,} tests" if "tests" in run
+                else "not counted" if run["file_runs"] is None else f"{run['file_runs']} files")
+        causes = "; ".join(f"{count}: {why}" for why, count in run.get("causes", {}).items())
+        rows.append([run["commit"], run["how"], what, str(run["failed"]), causes])
+    return table(["commit", "how", "run", "failed", "why"], rows)
+
+
 def gpu_messages(study):
     names = {4: "4 B", 1 << 20: "1 MiB", 16 << 20: "16 MiB", 128 << 20: "128 MiB"}
     cells = {}

@@ -135,6 +135,11 @@ ABOUT = {
     "gpu_breadth.json": (
         "Correctness runs on two GPUs",
         "No timings: which tests ran there, what failed, and why."),
+    "suite_runs.json": (
+        "The suite many times",
+        "Each file of tests on one core alone, or crowded, with another seed in every run; whole "
+        "runs of the suite beside other work. What failed was explained and mended, not run again."
+        " A run of the suite is about 70 files."),
     "soak.json": (
         "A long run",
         "Four processes: descriptors, threads and memory do not grow."),
