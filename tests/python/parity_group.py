@@ -54,8 +54,10 @@ def describe(error):
     )
 
 
-def serve(rank, num_ranks, port, connection, dump_path):
+def serve(rank, num_ranks, port, connection, dump_path, environment):
     """Main function of a worker: runs what comes down the pipe until it is closed."""
+    os.environ.clear()  # that of the server is as old as the first group
+    os.environ.update(environment)
     gc.freeze()  # torch, imported before the fork: a collection would copy its pages
     dump = open(dump_path, "w")  # noqa: SIM115 - lives as long as the process
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
@@ -104,7 +106,8 @@ class WorkerGroup:
             os.close(handle)
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=serve, args=(rank, self.num_ranks, port, theirs, dump_path), daemon=True
+                target=serve, daemon=True,
+                args=(rank, self.num_ranks, port, theirs, dump_path, dict(os.environ)),
             )
             process.start()
             theirs.close()

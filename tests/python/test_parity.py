@@ -83,3 +83,19 @@ def test_watchdog_kills_and_reports():
         assert not group.processes
     finally:
         group.kill()
+
+
+def value_of(rank, num_ranks, name):
+    return os.environ.get(name)
+
+
+def test_a_group_has_the_environment_of_its_start(monkeypatch):
+    """Not that of the process it is forked from, which an earlier group has started."""
+    assert worker_group(1, False).values(value_of, "RRFP_TEST_OF_A_GROUP") == [None]
+    monkeypatch.setenv("RRFP_TEST_OF_A_GROUP", "set later")
+    group = WorkerGroup(1, distributed=False)
+    group.start()
+    try:
+        assert group.values(value_of, "RRFP_TEST_OF_A_GROUP") == ["set later"]
+    finally:
+        group.kill()
