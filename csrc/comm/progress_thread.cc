@@ -148,9 +148,8 @@ void ProgressThread::State::run() {
       next_tick_ns = now_ns + kTickNs;
       continue;  // a tick may have posted something
     }
-    const bool spins = now_ns - worked_ns < spin_ns.load(std::memory_order_relaxed);  // a setting
     if (handled > 0) continue;
-    if (spins) {
+    if (now_ns - worked_ns < spin_ns.load(std::memory_order_relaxed)) {  // a setting
       relax_core();
     } else {
       sleep(next_tick_ns);
