@@ -41,10 +41,15 @@ def build_tool(name):
     return found
 
 
+def pybind11_folder():
+    """The folder of pybind11's package for CMake; empty leaves the search to pybind11.cmake."""
+    if importlib.util.find_spec("pybind11") is None:
+        return ""
+    return importlib.import_module("pybind11").get_cmake_dir()
+
+
 class CMakeBuild(build_ext):
     def build_extension(self, ext):
-        import pybind11
-
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = ROOT / "build" / sys.implementation.cache_tag
         build.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,7 @@ class CMakeBuild(build_ext):
             build_tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-Dpybind11_DIR={pybind11_folder()}",
             f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
             "-DRRFP_BUILD_PYTHON=ON",
         ]

@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from configured import configure
 
 import rrfp
 
@@ -83,6 +85,26 @@ def test_build_requires_no_torch():
     text = (ROOT / "pyproject.toml").read_text()
     requires = re.search(r"^requires = \[(.*)\]$", text, re.MULTILINE).group(1)
     assert "pybind11" in requires and "torch" not in requires
+
+
+@pytest.mark.parametrize("is_built", [
+    False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.time_limit(1800)]),
+])
+def test_without_its_package_pybind11_is_torchs(is_built, tmp_path):
+    """`pip install --no-build-isolation` on a machine that has torch and reaches no index."""
+    done = configure(
+        tmp_path, "-DCMAKE_DISABLE_FIND_PACKAGE_pybind11=ON", "-DRRFP_BUILD_PYTHON=ON",
+        "-DRRFP_CUDA=off", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    headers = Path(torch.__file__).parent / "include"
+    assert f"pybind11: not installed, taken from {headers}" in done.stdout
+    assert f"-isystem {headers}" in (tmp_path / "compile_commands.json").read_text()
+    if is_built:
+        subprocess.run(["cmake", "--build", str(tmp_path), "--target", "_C", "-j2"], check=True)
+        code = "import _C; print(_C.build_info()['pybind11'])"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True,
+                              capture_output=True, text=True)
+        assert re.fullmatch(r"3\.\d+\.\d+ of torch\n", done.stdout), done.stdout
 
 
 def test_extension_needs_neither_torch_nor_libpython():

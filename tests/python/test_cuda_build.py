@@ -11,8 +11,8 @@ import sys
 import venv
 from pathlib import Path
 
-import pybind11
 import pytest
+from configured import configure
 
 import rrfp
 
@@ -38,16 +38,6 @@ for name, entry in entries.items() if support["num_devices"] == 0 else ():
         raise AssertionError(f"{name} without a device")
 print("fine")
 """
-
-
-def configure(folder, *options, env=None):
-    cmake = Path(sys.executable).parent / "cmake"
-    cmake = str(cmake) if cmake.exists() else shutil.which("cmake")
-    assert cmake, f"cmake was not found; run {sys.executable} -m pip install cmake"
-    return subprocess.run(
-        [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
-         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *options],
-        capture_output=True, text=True, env=env)
 
 
 def test_an_unknown_choice_is_refused(tmp_path):
