@@ -10,8 +10,10 @@ Each figure is the median over rounds in which the direct loop and rrfp alternat
   rrfp and without the other's results; "one core" is without that price.
 - the same in processor time (all threads of the process), which a busy machine spoils less.
 - rrfp's own report: from a task's end to the next choice.
-- arrival to start: from an input's arrival at an idle worker to its stage function; once as this
-  machine has it, once as one with three cores for each rank, where idle workers spin.
+- arrival to start: from an input's arrival at a worker that has been idle for 3 ms, or for 0.2, to
+  its stage function; once as this machine has it, once as one with three cores for each rank,
+  where idle workers spin. `plain` is a call of the same stage alone, by a thread that was busy
+  until then or slept as long: how slow an idle processor is at first, whatever it runs.
 
     python benchmarks/host_cost.py [--rounds 15] [--microbatches 64] [--out host_cost]
 """
@@ -29,6 +31,7 @@ from torch import nn
 
 WIDTH = 8
 HOPS = 200
+IDLE_MS, IDLE_STEP = (3, 0.2), 8  # before each forward; microbatches of a step
 SPIN_US = 5000
 WARM_UP = 3
 
@@ -203,18 +206,43 @@ def spinning_arrival(rank):
 
 
 def arrival_latency(rank, dist):
-    """Steps of one microbatch whose first stage sleeps: rank 1's worker is idle when it comes."""
-    stage = Scale(0.003 if rank == 0 else 0.0)
-    arrivals = []
-    for _ in range(HOPS):
-        _, line = timed_step({rank: stage}, 1, rank == 0, rank == 1)
+    """Of rank 1's forwards, each of which finds its worker idle, because the first stage sleeps."""
+    figures = {}
+    for idle_ms in IDLE_MS:
+        stage = Scale(idle_ms / 1000 if rank == 0 else 0.0)
+        arrivals = []
+        for _ in range(HOPS // IDLE_STEP):
+            _, line = timed_step({rank: stage}, IDLE_STEP, rank == 0, rank == 1)
+            ready = [task.ready_ns for task in line.records if "F" in task.task]
+            arrivals += [
+                (start - at) / 1e3
+                for start, at in zip(stage.started[-IDLE_STEP:], ready, strict=True)
+            ]
+        sent = [None, None]
+        dist.all_gather_object(sent, (stage.started, stage.ended))
+        hops = [(start - end) / 1e3 for start, end in zip(sent[1][0], sent[0][1], strict=True)]
         if rank == 1:
-            arrivals.append((stage.started[-1] - line.records[0].ready_ns) / 1e3)
-    sent = [None, None]
-    dist.all_gather_object(sent, (stage.started, stage.ended))
-    hops = [(start - end) / 1e3 for start, end in zip(sent[1][0], sent[0][1], strict=True)]
-    own = {} if rank == 0 else {"us_arrival_to_start": record.quantiles(arrivals[HOPS // 10 :])}
-    return {**own, "us_stage_end_to_next_start": record.quantiles(hops[HOPS // 10 :])}
+            plain = plain_us(Scale(), torch.ones(4, WIDTH), idle_ms / 1000)
+            figures |= {f"us_{name}_after_{idle_ms}_ms": record.quantiles(values[HOPS // 10 :])
+                        for name, values in (("stage_end_to_next_start", hops),
+                                             ("arrival_to_start", arrivals),
+                                             ("plain_call", plain))}
+    if rank == 1:
+        figures["us_plain_call_warm"] = record.quantiles(
+            plain_us(Scale(), torch.ones(4, WIDTH), 0.0)[HOPS // 10 :])
+    return figures
+
+
+def plain_us(stage, value, pause_s, settle=lambda: None):
+    """How long each of many calls of a stage takes, after a sleep, without rrfp."""
+    found = []
+    for _ in range(HOPS):
+        time.sleep(pause_s)
+        began = time.perf_counter_ns()
+        stage(value.detach().requires_grad_())
+        found.append((time.perf_counter_ns() - began) / 1e3)
+        settle()
+    return found
 
 
 def main():

@@ -169,7 +169,14 @@ def gpu_jitter(results):
 
 
 def gpu_arrival(results):
-    names = {"arrival_to_start_us": "arrival to start", "host_us": "per task reported"}
+    names = {
+        "arrival_to_start_us": "its host late: arrival to call of the stage function",
+        "computed_to_call_us": "its GPU late: result computed to call of the stage function",
+        "computed_to_kernel_us": "its GPU late: result computed to first kernel of the stage",
+        "plain_warm_us": "that call without rrfp",
+        "plain_after_sleep_us": "that call without rrfp, after 3 ms of sleep",
+        "host_us": "per task reported",
+    }
     rows = [[names[key], f"{middle:.1f}", f"{low:.1f} to {high:.1f}"]
             for key, (low, middle, high) in results["quartiles"].items()]
     return "In microseconds:\n\n" + table(["figure", "median", "quartiles"], rows)
