@@ -27,6 +27,7 @@ from rrfp.device import (
 )
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError, error_from_status
+from rrfp.idle_spin import idle_spin
 from rrfp.leaf_gradients import HookWatch
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import moved_stages
@@ -232,7 +233,9 @@ class LocalSession(Session):
         self._has_warned_of_draws = False
         self._runtimes, self._workers, self._streams = [], [], None
         if devices is None:
-            self._runtimes = _C.make_local_runtimes(layout.num_ranks, secrets.randbits(63))
+            self._runtimes = _C.make_local_runtimes(
+                layout.num_ranks, secrets.randbits(63), *idle_spin(layout.num_ranks)
+            )
         else:
             by_rank = devices_by_rank(layout, devices)
             self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))

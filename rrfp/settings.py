@@ -12,8 +12,8 @@ class Settings:
     Attributes:
         heartbeat_ms: RRFP_HEARTBEAT_MS. How often a rank says that it is alive.
         peer_timeout_s: RRFP_PEER_TIMEOUT_S. Silence after which a process counts as lost.
-        spin_us: RRFP_SPIN_US. How long an idle worker between processes looks for messages before
-            it sleeps, and with GPUs the progress thread. None: by the number of cores.
+        spin_us: RRFP_SPIN_US. How long an idle worker on the CPU looks for its next task before it
+            sleeps, and with GPUs the progress thread. None: by the number of cores.
         socket_interfaces: RRFP_SOCKET_IFNAME. Network interfaces at which other hosts reach this
             one, by name or beginning of a name, comma-separated, best first.
         dump_signal: RRFP_DUMP_SIGNAL, such as SIGUSR1: a process that gets it says on stderr what

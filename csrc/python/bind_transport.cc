@@ -23,9 +23,13 @@ namespace rrfp::python {
 namespace {
 
 std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num_ranks,
-                                                                std::uint64_t run) {
+                                                                std::uint64_t run,
+                                                                std::int64_t spin_us,
+                                                                bool spin_yields) {
   RuntimeOptions options;
   options.run = run;
+  options.spin_us = spin_us;
+  options.spin_yields = spin_yields;
   std::vector<std::unique_ptr<RuntimeHandle>> runtimes;
   for (auto& transport : make_local_transports(num_ranks)) {
     runtimes.push_back(std::make_unique<RuntimeHandle>(std::move(transport), options));
@@ -78,6 +82,7 @@ bool signal_arrived() {
 
 void bind_transport(py::module_& module) {
   module.def("make_local_runtimes", &make_local_runtimes, py::arg("num_ranks"), py::arg("run"),
+             py::arg("spin_us"), py::arg("spin_yields"),
              "Ranks that are threads of this process.");
   py::class_<SocketListener>(module, "SocketListener", "Where peers of this rank connect to.")
       .def(py::init<const std::string&, bool>(), py::arg("host") = "",

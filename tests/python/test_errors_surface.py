@@ -226,7 +226,7 @@ def test_stage_failure_text_survives_long_tracebacks():
 
 
 def test_an_aborted_runtime_raises_status_error():
-    runtime = _C.make_local_runtimes(1, 1)[0]
+    runtime = _C.make_local_runtimes(1, 1, 0, False)[0]
     runtime.abort(_C.StatusCode.CLOSED, 0, "over")
     with pytest.raises(_C.StatusError, match="over") as caught:
         runtime.wait_sends(1000)
