@@ -18,6 +18,7 @@ from rrfp.shared_device import SharedParcels
 
 logger = logging.getLogger("rrfp")
 
+_current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without CUDA
 _LOOKAHEAD = {"jit": _C.Lookahead.JIT, "eager": _C.Lookahead.EAGER, 1: _C.Lookahead.NONE}
 
 
@@ -159,6 +160,19 @@ class Launcher:
     def begin(self, runtime):
         """The runtime's coming step is launched here."""
         runtime.bind_stream(self.stream.cuda_stream, self._lookahead)
+
+    def refuse_other_stream(self, stage):
+        """Before outputs are sent, which are computed when this stream has come to their point.
+
+        Raises:
+            ValueError: The stage has left another stream of the device current.
+        """
+        if _current_raw_stream(self.stream.device_index) != self.stream.cuda_stream:
+            raise ValueError(
+                f"stage {stage} left another stream of {self.stream.device} current; what it "
+                "computes must end on the stream that it was called on. Use `with "
+                "torch.cuda.stream(...)`, and let the stream it was called on wait for the other."
+            )
 
     def launched(self, runtime, task, timeout_ms):
         """A task (stage, kind, microbatch) has been launched; block until the next may be chosen.

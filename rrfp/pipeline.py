@@ -267,7 +267,7 @@ def run_pipeline(
             soon as the one before it runs; 1: when all others have ended.
         stall_timeout_s: Seconds without progress on any rank before ``StallError``; also how
             long ranks wait for one another at the start. A rank inside a task is busy, however
-            long the task takes.
+            long the task takes; but not a GPU: what it has not ended by then counts as hung.
 
     Returns:
         ``StepResult``: losses, metrics and outputs on the rank of the last stage, and a report.

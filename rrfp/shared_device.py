@@ -40,8 +40,8 @@ class SharedParcels:
         segment = (computed.data_ptr(), computed.element_size())
         return _ticket_format.pack(_MARK, ticket), [segment], computed
 
-    def take(self, inbound):
-        """The parcel that a message stands for, to be read on the current stream; None: none."""
+    def take(self, inbound, stream):
+        """The parcel that a message stands for, to be read on the stream; None: none."""
         metadata = inbound.metadata
         if len(metadata) != _ticket_format.size:
             return None
@@ -49,7 +49,6 @@ class SharedParcels:
         if mark != _MARK:
             return None
         parcel = self._parcels.pop(ticket)
-        stream = torch.cuda.current_stream()
         for leaf in parcel.leaves:
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
                 leaf.record_stream(stream)  # its memory is the sender's: not reused before

@@ -57,7 +57,7 @@ class StageStep:
 
     def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
                  forward_only, return_outputs, device, deterministic=False, in_order=False,
-                 held_bytes=None, split_memory=None, adds_in_products=False):
+                 held_bytes=None, split_memory=None, adds_in_products=False, sends_away=False):
         self.stage = stage
         self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
@@ -72,6 +72,7 @@ class StageStep:
         self.failed_on = None  # what a forward that raised was called with, in words
         self.has_split = False  # an I has left something for its W, or had nothing to leave
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
+        self.sends_away = sends_away  # no consumer is in this process, and may write to an output
         self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
         if split_memory is not None:
             split_memory.begin_step(adds_in_products)
@@ -79,7 +80,8 @@ class StageStep:
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
         self.outputs = [None] * num_microbatches
-        self._saved = [None] * num_microbatches  # (roots, boxes, held) from F to B or I
+        self._saved = [None] * num_microbatches  # (roots, losses, boxes, held) from F to B or I
+        self._sent = {}  # microbatch -> [(tensor sent away that takes a gradient, its version)]
         self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._addresses = [()] * num_microbatches  # of its tensors in _live
@@ -160,6 +162,13 @@ class StageStep:
         """(what gets a gradient, those gradients, boxes) of a microbatch, taken out."""
         outputs, losses, boxes, _ = self._saved[microbatch]
         self._saved[microbatch] = None
+        for tensor, version in self._sent.pop(microbatch, ()):
+            if tensor._version != version:
+                raise ValueError(
+                    f"stage {self.stage} changed in place what it had returned for microbatch "
+                    f"{microbatch}, before its backward: what was sent may be the one or the "
+                    "other. Return .clone() of what is written to again."
+                )
         if len(parcels) == 1:
             received = parcels[0].leaves
         else:
@@ -231,6 +240,8 @@ class StageStep:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
             losses = auxiliary if loss is None else [loss, *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
+            if self.sends_away:
+                self._sent[microbatch] = [(handed[i], handed[i]._version) for i in needs_grad]
             if self.held_bytes is not None:
                 received = args if self.sources else ()
                 given = () if self.sources else args

@@ -127,11 +127,18 @@ class StepRandom:
 @contextlib.contextmanager
 def _restored(generators):
     states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
+
+    def restore():
         for generator, state in zip(generators, states):
             generator.set_state(state)
+
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # of a device that has failed: not what ended it
+            restore()
+        raise
+    restore()
 
 
 _thread = threading.local()

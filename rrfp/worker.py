@@ -97,11 +97,15 @@ class RankStep:
             del parcels[0]  # the stage's own F or I, which sends nothing
         for index, parcel in enumerate(parcels):
             if type(parcel) is not Parcel:
-                shared = self._shared_parcels and self._shared_parcels.take(parcel)
+                shared = self._shared_parcels and self._shared_parcels.take(
+                    parcel, self.launcher.stream
+                )
                 parcels[index] = shared or decode(parcel)
             del parcel
         self.random.begin(kind, stage, microbatch)
         targets, results = self.stage_steps[stage].run(kind, microbatch, parcels)
+        if self.launcher is not None:
+            self.launcher.refuse_other_stream(stage)
         for target, result in zip(targets, results, strict=True):
             if target in self._shares_memory_with:
                 runtime.post_object(local, target, result)

@@ -22,8 +22,9 @@
 // Failing   An error of CUDA or NCCL on this rank, also one that a stage's own kernel left
 //           behind, is reported through on_peer_lost() of every peer, with kDeviceFailed.
 //
-// Threads   post_send(), post_recv(), abort(): any. bind_reader(): the worker. progress(): the
-//           progress thread, which also enters the control transport and the channel.
+// Threads   post_send(), post_recv(), abort(): any. bind_reader(), begin_task(), end_task(): the
+//           worker. progress(): the progress thread, which also enters the control transport and
+//           the channel.
 // Progress  While a payload is awaited or on its way, progress() never returns 0, so that its
 //           thread does not sleep: the device cannot ring a doorbell.
 // Abort     The abort flag and the loss of a peer are looked at before any word is believed.
@@ -73,8 +74,10 @@ class DeviceTransport final : public Transport, private MessageSink {
                   std::shared_ptr<ReceiveMemory> memory, std::int64_t held_up_ms = kHeldUpMs);
   ~DeviceTransport() override;
 
-  // See ReceiveMemory::bind_reader.
+  // See ReceiveMemory.
   void bind_reader(void* stream) { memory_->bind_reader(stream); }
+  void begin_task() { memory_->begin_task(); }
+  void end_task() { memory_->end_task(); }
   const ReceiveMemory& memory() const { return *memory_; }
 
   const char* name() const override { return channel_->name(); }

@@ -28,6 +28,7 @@ ReceiveMemory::~ReceiveMemory() {
 }
 
 void ReceiveMemory::bind_reader(void* stream) {
+  end_task();  // one that has failed
   for (const auto& reader : readers_) {
     if (reader->stream() == stream) {
       reader_.store(reader.get(), std::memory_order_release);  // M1
@@ -89,6 +90,21 @@ ReceiveSlot* ReceiveMemory::cut(std::int32_t size_class) {
   return &slot;
 }
 
+void ReceiveMemory::end_task() {
+  is_in_task_.store(false, std::memory_order_relaxed);  // a flag alone
+  ReceiveSlot* slot = held_.take_all();
+  if (slot == nullptr) return;
+  StreamTimeline* const reader = reader_.load(std::memory_order_acquire);  // M1
+  WordPoint point;
+  if (reader != nullptr && !reader->record(&point).empty()) return;  // as in give_back()
+  while (slot != nullptr) {
+    ReceiveSlot* const next = slot->next;
+    slot->last_read = point;
+    returned_.push(slot);
+    slot = next;
+  }
+}
+
 void ReceiveMemory::collect() {
   for (ReceiveSlot* slot = returned_.take_all(); slot != nullptr;) {
     ReceiveSlot* const next = slot->next;
@@ -136,6 +152,10 @@ void ReceiveMemory::quarantine(ReceiveSlot* slot) {
 void ReceiveMemory::give_back(ReceiveSlot* slot) {
   // Declared first: the memory, and with it the slot, may end with this reference.
   const std::shared_ptr<ReceiveMemory> memory = std::move(slot->memory);
+  if (memory->is_in_task_.load(std::memory_order_relaxed)) {  // a flag alone
+    memory->held_.push(slot);
+    return;
+  }
   StreamTimeline* const reader = memory->reader_.load(std::memory_order_acquire);  // M1
   WordPoint point;
   // A stream that takes no more work (a failed device, the end of the process) never gets past

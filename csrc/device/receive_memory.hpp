@@ -4,13 +4,15 @@
 // Life of a slot
 //   take()        the progress thread, when a message is to come
 //   give_back()   whoever held the payload, when everything that reads it has been *enqueued*
-//                 on the reader's stream: the slot is used again once that stream is past there
+//                 on the reader's stream: the slot is used again once that stream is past there.
+//                 In the middle of a task, past the task's end: what the task has enqueued on
+//                 streams of its own is waited for by the reader's stream then, and not before
 //   put_back()    the progress thread, for a slot that nobody has read
 //   quarantine()  the progress thread: a sender may still write to it; it is never used again,
 //                 and its slab is left to the process rather than freed
 //
-// Threads  give_back(): any. bind_reader(): one thread, beside all others. Everything else: one
-//          thread at a time.
+// Threads  give_back(): any. bind_reader(), begin_task(), end_task(): the reader's thread, beside
+//          all others. Everything else: one thread at a time.
 // Progress give_back() is lock-free but for the short lock of the reader's timeline; take()
 //          allocates device memory only while the working set still grows.
 // Bound    Slots in use are bounded by the senders' in-flight limits. Classes are a quarter of
@@ -19,6 +21,9 @@
 //          transport it came by.
 // Edges    P1 of PushList for slots that come back; D1 of StreamTimeline for their reuse.
 //          M1  bind_reader() stores the timeline with release, give_back() loads with acquire.
+//          A give_back() of another thread may see a task that has just ended, and leaves its slot
+//          to the next end: later, never earlier. The flag orders nothing (relaxed): a slot that a
+//          task reads is given back by the task's thread, or by one that got it from there.
 #pragma once
 
 #include <array>
@@ -60,6 +65,9 @@ class ReceiveMemory : public std::enable_shared_from_this<ReceiveMemory> {
   // The stream that reads what comes in, from now on: call it at the start of a step, before
   // that step's payloads are given back. Throws DeviceError.
   void bind_reader(void* stream);
+  // Around everything that a task of the reader enqueues.
+  void begin_task() { is_in_task_.store(true, std::memory_order_relaxed); }  // a flag alone
+  void end_task();
 
   // Null when the device has no memory left: refusal() says so, and a later call may succeed
   // (the device itself is asked again every kRetryMs at most).
@@ -101,6 +109,7 @@ class ReceiveMemory : public std::enable_shared_from_this<ReceiveMemory> {
   std::vector<Slab> slabs_;
   std::deque<ReceiveSlot> slots_;                     // every slot ever cut
   std::array<ReceiveSlot*, kNumClasses> free_{};      // by class
+  PushList<ReceiveSlot> held_;                        // given back in the middle of a task
   PushList<ReceiveSlot> returned_;                    // given back, not looked at yet
   std::vector<ReceiveSlot*> waiting_;                 // given back, perhaps still being read
   std::uint64_t reserved_bytes_ = 0;
@@ -108,6 +117,7 @@ class ReceiveMemory : public std::enable_shared_from_this<ReceiveMemory> {
   std::int64_t next_try_ns_ = 0;
   std::uint64_t num_out_ = 0;                         // taken, and not yet free again
   bool is_kept_ = false;
+  std::atomic<bool> is_in_task_{false};
   std::atomic<StreamTimeline*> reader_{nullptr};
   std::vector<std::unique_ptr<StreamTimeline>> readers_;  // kept: words outlive their points
 };

@@ -55,6 +55,9 @@ class CudaStream final : public ComputeStream {
     return {};
   }
 
+  void begin_task() override { transport_->begin_task(); }
+  void end_task() override { transport_->end_task(); }
+
   std::string record(WordPoint* point) override {
     RRFP_INVARIANT(current_ != nullptr, "a point was asked for before a stream was bound");
     return current_->record(point);

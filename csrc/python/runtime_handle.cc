@@ -115,6 +115,7 @@ std::int32_t RuntimeHandle::claim(std::int64_t timeout_ms) {
 }
 
 py::list RuntimeHandle::take_inputs(std::int32_t local) {
+  if (stream_ != nullptr) stream_->begin_task();
   py::list inputs;
   for (InboundMessage* message : runtime_->take_inputs(local)) {
     if (message == nullptr) {
@@ -209,6 +210,7 @@ void RuntimeHandle::bind_stream(std::uintptr_t stream, Lookahead lookahead) {
 }
 
 bool RuntimeHandle::wait_launched(std::int64_t timeout_ms) {
+  stream_->end_task();
   WordPoint end;
   const std::string what = stream_->record(&end);
   if (!what.empty()) device_failed(what);

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rrfp
+from rrfp import task_rng
 from rrfp.task_rng import StepRandom
 
 ONES = torch.ones(4, 8)
@@ -206,3 +207,20 @@ def test_a_draw_past_rrfp_gets_a_warning(caplog):
     ) as pipeline:
         losses_of(pipeline, 2)
     assert caplog.text.count("default generator was used") == 1
+
+
+class FailedDevice:
+    """The generator of a device that takes no more work."""
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_failed_device_does_not_hide_what_ended_the_step():
+    with pytest.raises(rrfp.StallError, match="first"), task_rng._restored([FailedDevice()]):
+        raise rrfp.StallError("first")
+    with pytest.raises(RuntimeError, match="device-side"), task_rng._restored([FailedDevice()]):
+        pass

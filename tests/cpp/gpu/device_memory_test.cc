@@ -96,6 +96,40 @@ TEST_CASE(a_slot_waits_for_its_reader) {
   CHECK(memory->take(1000) == first);
 }
 
+// Would catch one that is handed out while a stream that the task itself has forked reads it.
+TEST_CASE(a_slot_given_back_in_a_task_waits_for_its_end) {
+  Stream stream;
+  Stream forked;
+  const auto memory = ReceiveMemory::create(0, 4096);
+  memory->bind_reader(stream.handle);
+  ReceiveSlot* first = memory->take(1000);
+  memory->begin_task();
+  launch_busy(forked.handle, 100000);
+  ReceiveMemory::give_back(first);
+  stream.wait();
+  ReceiveSlot* second = memory->take(1000);
+  CHECK(second != first);
+  Handover handover;
+  handover.follow(0, stream.handle, handover.mark(0, forked.handle));
+  memory->end_task();
+  CHECK(memory->take(1000) != first);
+  stream.wait();
+  CHECK(memory->take(1000) == first);
+}
+
+// Would catch slots that are lost with a task that never came to its end.
+TEST_CASE(a_slot_of_a_failed_task_comes_back) {
+  Stream stream;
+  const auto memory = ReceiveMemory::create(0, 4096);
+  memory->bind_reader(stream.handle);
+  ReceiveSlot* first = memory->take(1000);
+  memory->begin_task();
+  ReceiveMemory::give_back(first);
+  memory->bind_reader(stream.handle);
+  stream.wait();
+  CHECK(memory->take(1000) == first);
+}
+
 TEST_CASE(a_payload_outlives_its_memory_object) {
   auto memory = ReceiveMemory::create(0, 4096);
   ReceiveSlot* slot = memory->take(1000);

@@ -1,0 +1,59 @@
+"""An output that its stage writes to again is never sent half changed without a word.
+
+Would catch: a stage that keeps what it returned and changes it for the next microbatch, while the
+progress thread still reads it, or while its own backward still needs it.
+"""
+
+import pytest
+import torch
+from parity_group import worker_group
+from torch import nn
+
+import rrfp
+
+M, P = 4, 2
+
+
+class Keeping(nn.Module):
+    """Adds to its last output, if it is told to, and returns a new one."""
+
+    def __init__(self, changes):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.changes, self.last = changes, None
+
+    def forward(self, x):
+        if self.changes and self.last is not None:
+            with torch.no_grad():
+                self.last.add_(1)
+        self.last = self.linear(x)
+        return self.last
+
+
+def run(rank, num_ranks, changes, options):
+    torch.manual_seed(rank)
+    stage = Keeping(changes and rank == 0)
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    rrfp.run_pipeline(
+        stage, inputs if rank == 0 else None, inputs if rank == P - 1 else None,
+        nn.functional.mse_loss, stall_timeout_s=60.0, **options,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"split_backward": True}, {"hint": "gpipe"}])
+def test_a_change_before_the_backward_is_told_on_every_rank(options):
+    answers = worker_group(P).run(run, True, options)
+    assert {answer.error_type for answer in answers} == {"StageError"}, answers
+    words = "stage 0 changed in place what it had returned for microbatch"
+    assert all(words in answer.error_text for answer in answers), answers
+
+
+def test_an_output_that_is_only_kept_is_fine():
+    assert worker_group(P).values(run, False, {}) == [None, None]
+
+
+def test_ranks_of_one_process_may_write_to_what_they_receive():
+    """There the receiver has the sender's memory, and may begin with an in-place layer."""
+    stages = [Keeping(False), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4).double())]
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    rrfp.run_pipeline(stages, inputs, inputs, nn.functional.mse_loss)
