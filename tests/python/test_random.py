@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rrfp
-from rrfp import task_rng
-from rrfp.task_rng import StepRandom
+from rrfp.task_rng import StepRandom, _restored
 
 ONES = torch.ones(4, 8)
 DRAWS = {
@@ -220,7 +219,7 @@ class FailedDevice:
 
 
 def test_a_failed_device_does_not_hide_what_ended_the_step():
-    with pytest.raises(rrfp.StallError, match="first"), task_rng._restored([FailedDevice()]):
+    with pytest.raises(rrfp.StallError, match="first"), _restored([FailedDevice()]):
         raise rrfp.StallError("first")
-    with pytest.raises(RuntimeError, match="device-side"), task_rng._restored([FailedDevice()]):
+    with pytest.raises(RuntimeError, match="device-side"), _restored([FailedDevice()]):
         pass
