@@ -127,10 +127,13 @@ ABOUT = {
         "it. Processes do not pay that."),
     "gpu_arrival.json": (
         "How soon an idle worker starts what arrives on its GPU",
-        "The stages of one operation of *What rrfp costs per task*, one on each of two GPUs, on "
-        "the slow processor of *The same on 32 cores*, where a direct task takes 60 to 90 us: "
-        "Python's way from a claim to the stage function takes four times as long there as on the "
-        "budgets' machine."),
+        "The stages of one operation of *What rrfp costs per task*, one on each of two GPUs, the "
+        "second's worker idle for 3 ms. Where the first stage's GPU is late, which is the usual, "
+        "the second's stage function has been called long before, and its first kernel starts 19 "
+        "us after the result is computed, the copy included. Where the first stage's host is late, "
+        "it takes Python's way from a claim to the stage function, on a processor that any idle "
+        "time makes cold: without rrfp, a call of such a stage takes 32 us there, and 108 after a "
+        "sleep of 3 ms."),
     "gpu_first_step.json": (
         "The first steps on two GPUs",
         "Kept as history: how far an early version was behind torch's 1F1B. Idle workers that "
