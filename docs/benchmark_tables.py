@@ -250,8 +250,13 @@ def gpu_lengths(results):
                   "real over simulated, in run", "clock, MHz", "tasks slower than at rest"], rows)
 
 
+def _channel_name(row):
+    num_free = row.get("free_sms", 0)
+    return row["channel"] + (f", {num_free} SMs left free" if num_free else "")
+
+
 def gpu_gemm_slowdown(results):
-    rows = [[row["channel"], row["product"], f"{1e3 * row['sender_alone_ms']:.0f}",
+    rows = [[_channel_name(row), row["product"], f"{1e3 * row['sender_alone_ms']:.0f}",
              f"{100 * row['sender_slow_down']:.1f} %", f"{100 * row['receiver_slow_down']:.1f} %",
              f"{row['gb_per_s']:.0f}"] for row in results["rows"]]
     return table(["channel", "product", "alone, us", "slow-down, sender", "slow-down, receiver",

@@ -13,6 +13,7 @@ import torch
 
 from rrfp import _C
 from rrfp.errors import DeviceError, error_from_status
+from rrfp.free_multiprocessors import left_free, refuse_too_many
 from rrfp.settings import SETTINGS
 from rrfp.shared_device import SharedParcels
 
@@ -126,10 +127,16 @@ class Launcher:
 
     Attributes:
         shared_parcels: How values reach ranks of this process, which all share the GPU; else None.
+
+    Raises:
+        ValueError: ``free_sms`` are all that the GPU has.
     """
 
-    def __init__(self, stream, lookahead, shared_parcels=None):
+    def __init__(self, stream, lookahead, shared_parcels=None, free_sms=0):
         self.stream = stream
+        self._free_sms = free_sms
+        if free_sms:
+            refuse_too_many(free_sms, stream.device)
         self.shared_parcels = shared_parcels
         self._lookahead = _LOOKAHEAD[lookahead]
         self._caller = torch.cuda.current_stream(stream.device)
@@ -152,6 +159,8 @@ class Launcher:
         # and to be woken afterwards takes longer than to launch several kernels.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         self._entered.enter_context(torch.cuda.stream(self.stream))
+        if self._free_sms:
+            self._entered.enter_context(left_free(self._free_sms))
         return self
 
     def __exit__(self, *error):

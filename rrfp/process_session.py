@@ -120,7 +120,9 @@ class ProcessSession(Session):
         if self.devices is None:
             return None
         device = next(iter(self.devices.values()))
-        return Launcher(torch.cuda.current_stream(device), request.lookahead)
+        is_nccl = self._runtime.transport_name == "nccl"
+        return Launcher(torch.cuda.current_stream(device), request.lookahead,
+                        free_sms=SETTINGS.free_sms if is_nccl else 0)
 
     def _agree(self, request, view, timeout_s, cause=None):
         """The decision that all ranks share for the next step.

@@ -22,6 +22,8 @@ class Settings:
         waiting: RRFP_WAITING. Whether hint "auto" may wait for an announced task.
         stream_waits: RRFP_STREAM_WAITS. Whether a GPU's stream may wait for a message, so that
             its task is launched before the message is there.
+        free_sms: RRFP_FREE_SMS. Multiprocessors that matrix products leave free for messages, where
+            GPUs are joined through NCCL.
         close_timeout_s: RRFP_CLOSE_TIMEOUT_S. How long closing waits for what is on its way.
     """
 
@@ -32,6 +34,7 @@ class Settings:
     guard: bool = True
     waiting: bool = True
     stream_waits: bool = True
+    free_sms: int = 0
     socket_interfaces: str = ""
     dump_signal: int | None = None
 
@@ -89,6 +92,7 @@ def read_settings(environment=os.environ):
         guard=_switch(environment, "RRFP_GUARD"),
         waiting=_switch(environment, "RRFP_WAITING"),
         stream_waits=_switch(environment, "RRFP_STREAM_WAITS"),
+        free_sms=_number(environment, "RRFP_FREE_SMS", int, default.free_sms, 0),
         socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),
     )
 

@@ -1,13 +1,17 @@
 """What a steady stream of messages costs the matrix products beside it, and how fast it is.
 
-    torchrun --nproc-per-node 2 benchmarks/gpu/gemm_slowdown.py [--out gpu_gemm_slowdown]
+    torchrun --nproc-per-node 2 benchmarks/gpu/gemm_slowdown.py [--transports ipc nccl]
+        [--free 0 16 32] [--out gpu_gemm_slowdown]
 
 Both ranks time batches of bf16 matrix products on their own stream while a second thread sends
 16 MiB messages from rank 0 to rank 1, as a pipeline of two stages that compute nothing. Phases with
 and without messages alternate; a slow-down is that of medians, and rank 0 sends, rank 1 receives.
+With the nccl channel also where the products leave SMs free (RRFP_FREE_SMS): what they take alone
+then is its price.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import threading
@@ -19,6 +23,7 @@ import two_gpus
 from torch import nn
 
 import rrfp
+from rrfp.free_multiprocessors import left_free
 
 SHAPES = {"8192x2048x2048": (8192, 2048, 2048, 40), "8192x8192x4096": (8192, 8192, 4096, 6)}
 MESSAGE_BYTES = 16 << 20
@@ -91,7 +96,7 @@ def phase(work, count, messages):
     return times, seconds[0]
 
 
-def measure(shape, transport, rank, device):
+def measure(shape, transport, num_free, rank, device):
     m, k, n, count = SHAPES[shape]
     a, b = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((m, k), (k, n)))
     out = torch.empty(m, n, device=device, dtype=torch.bfloat16)
@@ -115,7 +120,7 @@ def measure(shape, transport, rank, device):
     both = [None, None]
     dist.all_gather_object(both, own)
     return {
-        "product": shape, "channel": transport,
+        "product": shape, "channel": transport, "free_sms": num_free,
         **{f"{who}_slow_down": round(row["beside_ms"] / row["alone_ms"] - 1, 4)
            for who, row in zip(("sender", "receiver"), both, strict=True)},
         "sender_alone_ms": round(both[0]["alone_ms"], 4),
@@ -126,15 +131,18 @@ def measure(shape, transport, rank, device):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--transports", nargs="+", default=["ipc", "nccl"])
+    parser.add_argument("--free", nargs="+", type=int, default=[0, 16, 32])
     parser.add_argument("--out")
     arguments = parser.parse_args()
     rank, device = two_gpus.join("cpu:gloo,cuda:nccl")
     rows = []
     for transport in arguments.transports:
-        for shape in SHAPES:
-            rows.append(measure(shape, transport, rank, device))
-            if rank == 0:
-                print(json.dumps(rows[-1]), flush=True)
+        for num_free in arguments.free if transport == "nccl" else [0]:
+            for shape in SHAPES:
+                with left_free(num_free) if num_free else contextlib.nullcontext():
+                    rows.append(measure(shape, transport, num_free, rank, device))
+                if rank == 0:
+                    print(json.dumps(rows[-1]), flush=True)
     two_gpus.keep(arguments.out, {"rows": rows})
     two_gpus.leave()
 
