@@ -3,18 +3,21 @@
 import os
 
 import pytest
+import torch
 
 from rrfp import _C, idle_spin
 from rrfp.settings import Settings
 
 
 @pytest.mark.parametrize(
-    "cores, ranks, expected",
-    [(2, 1, (50, True)), (2, 2, (50, True)), (3, 1, (5000, False)), (11, 4, (50, True)),
-     (12, 4, (5000, False))],
+    "cores, ranks, torch_threads, expected",
+    [(2, 1, 1, (50, True)), (2, 2, 1, (50, True)), (3, 1, 1, (5000, False)),
+     (11, 4, 1, (50, True)), (12, 4, 3, (5000, False)), (12, 4, 4, (50, True)),
+     (16, 4, 4, (5000, False)), (16, 1, 16, (5000, False)), (16, 2, 16, (50, True))],
 )
-def test_a_spare_core_may_spin(monkeypatch, cores, ranks, expected):
+def test_a_spare_core_may_spin(monkeypatch, cores, ranks, torch_threads, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: torch_threads)
     assert idle_spin.idle_spin(ranks) == expected
 
 
