@@ -7,39 +7,25 @@ and must not keep a model alive.
 import atexit
 import logging
 import os
-import queue
-import secrets
 import threading
 import weakref
 
 import torch
 
-from rrfp import _C
 from rrfp.activations import ActivationMemory, HeldBytes
-from rrfp.agreement import decide
 from rrfp.cost_watch import CostWatch
-from rrfp.device import (
-    LocalStreams,
-    devices_by_rank,
-    end_side_by_side,
-    make_local_device_runtimes,
-    refuse_shared_draws,
-)
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
-from rrfp.errors import ClosedError, RrfpError, error_from_status
-from rrfp.idle_spin import idle_spin
+from rrfp.errors import ClosedError, RrfpError
 from rrfp.leaf_gradients import HookWatch
-from rrfp.modes import CallerModes
 from rrfp.moved_stages import moved_stages
-from rrfp.report import step_result
 from rrfp.settings import SETTINGS
 from rrfp.split_backward import SplitMemory
 from rrfp.stage import LossRule, StageStep
 from rrfp.stage_traits import TraitsMemory
-from rrfp.step_guard import StepGuard, rows
-from rrfp.task_rng import StepRandom, shared_state
+from rrfp.step_guard import StepGuard
+from rrfp.task_rng import StepRandom
 from rrfp.tied import TiedStep
-from rrfp.worker import RankStep, Worker
+from rrfp.worker import RankStep
 
 logger = logging.getLogger("rrfp")
 
@@ -48,6 +34,11 @@ _open_sessions = weakref.WeakSet()
 _abandoned_sessions = []
 _forked_from_owner = False
 _MAX_PLANS = 16
+
+
+def leave_running(session):
+    """Keep a closed session for good: a thread of it still uses what it has."""
+    _abandoned_sessions.append(session)
 
 
 def open_sessions():
@@ -74,6 +65,7 @@ class Session:
         self.devices = devices
         self.waits = True  # hint "auto" may wait for announced tasks
         self.closed_because = None
+        self._is_half_closed = False
         self._plans = {}
         self._step = 0
         self.counter = 0  # steps run, as random numbers count them; a state_dict may set it
@@ -99,12 +91,11 @@ class Session:
             ValueError: Wrong arguments; nothing was run and the session is usable.
             RrfpError: The step ended early; the session is closed.
         """
-        if self.closed_because is not None:
-            raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
         if not self._in_step.acquire(blocking=False):
             raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
         self._user = threading.get_ident()
         try:
+            self._refuse_closed()
             with TiedStep(self.layout.tied, modules, request.forward_only) as self._tied:
                 result = self._run(modules, request)
                 self._cost_watch.look(result.report, request.forward_only)
@@ -116,9 +107,12 @@ class Session:
     def refuse(self, error, timeout_s):
         """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
 
-    def dump(self, as_json):
+    def _refuse_closed(self):
         if self.closed_because is not None:
             raise ClosedError(f"this pipeline is closed: {self.closed_because}. Build a new one.")
+
+    def dump(self, as_json):
+        self._refuse_closed()
         description = self._describe()
         return dump_json(description) if as_json else dump_text(description)
 
@@ -127,10 +121,16 @@ class Session:
 
     def close(self, reason="close() was called"):
         """End the session; more than once is fine."""
-        if self.closed_because is None:
-            self.closed_because = reason
+        if self.closed_because is None or self._is_half_closed:
+            self.closed_because = self.closed_because or reason
+            self._is_half_closed = False
             _open_sessions.discard(self)
-            self._end()
+            try:
+                self._end()
+            except BaseException:  # Ctrl-C: the rest is for the next close(), the exit's at last
+                self._is_half_closed = True
+                _open_sessions.add(self)
+                raise
             self._guard.wait(SETTINGS.close_timeout_s)
 
     def _view(self, modules, request):
@@ -222,136 +222,6 @@ class Session:
             runtime, plan, self.layout, stage_steps, modes, random, self._step, timeout_ms,
             launcher, held_bytes,
         )
-
-
-class LocalSession(Session):
-    """All ranks are threads of this process."""
-
-    shares_process = True
-
-    def __init__(self, layout, devices):
-        super().__init__(layout, devices)
-        self._has_warned_of_draws = False
-        self._runtimes, self._workers, self._streams = [], [], None
-        if devices is None:
-            self._runtimes = _C.make_local_runtimes(
-                layout.num_ranks, secrets.randbits(63), *idle_spin(layout.num_ranks)
-            )
-        else:
-            by_rank = devices_by_rank(layout, devices)
-            self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
-            self._streams = LocalStreams(by_rank)
-        self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
-        logger.info("%d ranks in one process, joined through %s, version %s, torch %s",
-                    layout.num_ranks, self._runtimes[0].transport_name,
-                    _C.build_info()["version"], torch.__version__)
-
-    def _run(self, modules, request):
-        decision = decide(request, [self._view(modules, request)], self.layout)
-        decision = self._guarded(decision)
-        if self.devices is not None:
-            refuse_shared_draws(modules, self.layout.rank_of_stage, self.devices)
-        modes = CallerModes(request.forward_only)
-        launchers = [None] * len(self._runtimes)
-        if self._streams is not None:
-            launchers = self._streams.launchers(request.lookahead)
-        rank_steps = [
-            self._rank_step(runtime, modules, request, decision, modes, launcher)
-            for runtime, launcher in zip(self._runtimes, launchers)
-        ]
-        self._step += 1
-        self.counter += 1
-        finished = queue.SimpleQueue()
-        for worker, rank_step in zip(self._workers, rank_steps):
-            if rank_step.launcher is not None:
-                rank_step.launcher.fork()
-            worker.submit(rank_step, finished)
-        state = shared_state()
-        try:
-            errors = self._wait(rank_steps, finished)
-        finally:
-            for rank_step in rank_steps:
-                if rank_step.launcher is not None:
-                    rank_step.launcher.join()
-        self._check_not_drawn(state)
-        if errors:
-            self._raise_first(rank_steps, errors)
-        self._tied.add_up()
-        for rank_step in rank_steps:
-            self._learn(rank_step, decision)
-        if decision.gathers_times:
-            taken = [rows(rank_step) for rank_step in rank_steps]
-            self._guard.learn(self._unguarded_plan, decision.costs, taken)
-        return step_result(rank_steps, self.layout, request, decision)
-
-    def _own_runtimes(self):
-        return self._runtimes
-
-    def _check_not_drawn(self, state):
-        """Say once if numbers came from torch's own generator, which the ranks here share."""
-        if not self._has_warned_of_draws and not torch.equal(state, shared_state()):
-            self._has_warned_of_draws = True
-            logger.warning(
-                "torch's default generator was used while stages ran. If a stage drew from it "
-                "past rrfp (a C++ extension may), its numbers depend on timing, and a "
-                "checkpointed stage may recompute with others: use one process per rank. If "
-                "another thread of yours did (loading data), all is well."
-            )
-
-    def _wait(self, rank_steps, finished):
-        """Wait for every rank; interruptible. The exceptions of those that ended early."""
-        errors = []
-        num_left = len(rank_steps)
-        try:
-            while num_left:
-                _, error = finished.get()
-                num_left -= 1
-                if error is not None:
-                    errors.append(error)
-                    if not isinstance(error, _C.StatusError):
-                        self._abort(_C.StatusCode.CLOSED, f"a worker ended with {error!r}")
-        except BaseException:
-            # Ctrl-C: the tasks that run now are waited for; another Ctrl-C leaves them alone.
-            self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
-            try:
-                while num_left:
-                    finished.get()
-                    num_left -= 1
-            finally:
-                self.close("its last step was interrupted")
-            raise
-        return errors
-
-    def _abort(self, code, message):
-        for runtime in self._runtimes:
-            runtime.abort(code, runtime.rank, message)
-
-    def _raise_first(self, rank_steps, errors):
-        own_bug = next((e for e in errors if not isinstance(e, _C.StatusError)), None)
-        report = self._describe()
-        self.close("its last step ended with an error")
-        if own_bug is not None:
-            raise own_bug
-        first = errors[0]
-        cause = next(
-            (r.stage_error for r in rank_steps if r.runtime.rank == first.origin_rank), None
-        )
-        raise error_from_status(first.code, first.origin_rank, first.message, report) from cause
-
-    def _end(self):
-        if self._in_step.locked():
-            self._abort(_C.StatusCode.CLOSED, self.closed_because)
-        ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
-        if not all(ended):
-            logger.warning("a stage is still running while its pipeline is closed")
-            _abandoned_sessions.append(self)  # its thread still uses the runtime
-            return
-        if self._streams is not None:
-            end_side_by_side(self._runtimes, int(1000 * SETTINGS.close_timeout_s))
-        else:
-            for runtime in self._runtimes:
-                runtime.close(0)
-        self._runtimes = []
 
 
 def dump_all():

@@ -19,8 +19,9 @@ from rrfp.layout import (
     make_layout,
     stage_table,
 )
+from rrfp.local_session import LocalSession
 from rrfp.process_set_up import open_process_session
-from rrfp.session import LocalSession, check_not_forked
+from rrfp.session import check_not_forked
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import check_holders, describe_holders, mark_copies
 

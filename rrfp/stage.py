@@ -81,7 +81,7 @@ class StageStep:
         self.metrics = [None] * num_microbatches
         self.outputs = [None] * num_microbatches
         self._saved = [None] * num_microbatches  # (roots, losses, boxes, held) from F to B or I
-        self._sent = {}  # microbatch -> [(tensor sent away that takes a gradient, its version)]
+        self._sent = {}  # microbatch -> [(tensor sent away, its version)]
         self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._addresses = [()] * num_microbatches  # of its tensors in _live
@@ -241,7 +241,8 @@ class StageStep:
             losses = auxiliary if loss is None else [loss, *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
             if self.sends_away:
-                self._sent[microbatch] = [(handed[i], handed[i]._version) for i in needs_grad]
+                sent = filter(_is_sent_as_it_is, handed)
+                self._sent[microbatch] = [(tensor, tensor._version) for tensor in sent]
             if self.held_bytes is not None:
                 received = args if self.sources else ()
                 given = () if self.sources else args
@@ -351,6 +352,17 @@ class StageStep:
         if type(loss) is torch.Tensor:
             return loss.new_full(loss.shape, factor)
         return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
+
+
+def _is_sent_as_it_is(leaf):
+    """Whether its memory is read later, and its version tells of changes to that memory alone."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.layout is torch.strided
+        and not leaf.is_inference()  # has no version
+        and leaf.is_contiguous()
+        and leaf.nbytes == leaf.untyped_storage().nbytes()
+    )
 
 
 def _unpack(value, args):

@@ -57,10 +57,9 @@ class StepGuard:
             self._num_decided -= 1  # it lags behind: this step is not counted
             return
         args = (self._key, self._records, plan, list(costs), rows_of_rank)
-        self._thread = threading.Thread(
-            target=self._learn, args=args, name="rrfp-guard", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._learn, args=args, name="rrfp-guard", daemon=True)
+        thread.start()  # first: another thread may close, and wait for it
+        self._thread = thread
 
     def wait(self, timeout_s=None):
         """Until the last choice is made; for tests."""

@@ -12,7 +12,7 @@ import torch
 
 from rrfp import _C
 from rrfp.boundary import Parcel, decode, encode
-from rrfp.errors import stage_failure_text
+from rrfp.errors import ClosedError, stage_failure_text
 
 logger = logging.getLogger("rrfp")
 
@@ -169,16 +169,32 @@ class Worker:
 
     def __init__(self, name):
         self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False  # what is submitted from then on is answered without being run
+        self._num_running = 0
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self.thread.start()
 
     def submit(self, rank_step, finished):
         """Run a step; ``finished`` (a queue) gets (rank_step, exception or None)."""
-        self._jobs.put((rank_step, finished))
+        with self._lock:
+            if not self._is_closed:
+                self._jobs.put((rank_step, finished))
+                self._num_running += 1  # last: a Ctrl-C between the two hides a step, makes none up
+                return
+        error = ClosedError("this pipeline was closed while a step began. Build a new one.")
+        finished.put((rank_step, error))
+
+    @property
+    def is_idle(self):
+        """Whether all that was submitted has been answered."""
+        return self._num_running <= 0
 
     def close(self, timeout_s):
         """End the thread once its step is over; whether it ended in time."""
-        self._jobs.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._jobs.put(None)
         if self.thread is not threading.current_thread():
             self.thread.join(timeout_s)
         return not self.thread.is_alive()
@@ -196,4 +212,6 @@ class Worker:
             except BaseException as caught:
                 error = caught
             finished.put((rank_step, error))
+            with self._lock:
+                self._num_running -= 1
             del rank_step, finished, error  # nothing of a step outlives it here

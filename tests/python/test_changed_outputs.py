@@ -14,6 +14,37 @@ import rrfp
 M, P = 4, 2
 
 
+class Frozen(nn.Module):
+    """As Keeping, without a parameter that takes a gradient, and with a mask beside its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        if self.last is not None:
+            self.last.zero_()
+        self.last = torch.ones_like(x)
+        return 2 * x, self.last
+
+
+class Sliced(nn.Module):
+    """Returns a part of its product, contiguous or not, and changes only what it has not sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 8, dtype=torch.float64)
+        self.state = None
+
+    def forward(self, x):
+        if self.state is not None:
+            with torch.no_grad():
+                self.state.add_(1)
+        product = self.linear(x)
+        self.state = product[:, 4:].detach()
+        return product[:, :4]
+
+
 class Keeping(nn.Module):
     """Adds to its last output, if it is told to, and returns a new one."""
 
@@ -46,6 +77,38 @@ def test_a_change_before_the_backward_is_told_on_every_rank(options):
     assert {answer.error_type for answer in answers} == {"StageError"}, answers
     words = "stage 0 changed in place what it had returned for microbatch"
     assert all(words in answer.error_text for answer in answers), answers
+
+
+def run_frozen(rank, num_ranks):
+    class Masked(nn.Linear):
+        def forward(self, x, mask):
+            return super().forward(x * mask)
+
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    rrfp.run_pipeline(
+        Frozen() if rank == 0 else Masked(4, 4, dtype=torch.float64),
+        inputs if rank == 0 else None, inputs if rank == P - 1 else None,
+        nn.functional.mse_loss, stall_timeout_s=60.0,
+    )
+
+
+def test_so_is_a_change_of_what_takes_no_gradient():
+    answers = worker_group(P).run(run_frozen)
+    assert {answer.error_type for answer in answers} == {"StageError"}, answers
+
+
+def run_sliced(rank, num_ranks):
+    torch.manual_seed(rank)
+    stage = Sliced() if rank == 0 else nn.Linear(4, 4, dtype=torch.float64)
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    rrfp.run_pipeline(
+        stage, inputs if rank == 0 else None, inputs if rank == P - 1 else None,
+        nn.functional.mse_loss, stall_timeout_s=60.0,
+    )
+
+
+def test_what_was_not_sent_may_change():
+    assert worker_group(P).values(run_sliced) == [None, None]
 
 
 def test_an_output_that_is_only_kept_is_fine():

@@ -1,0 +1,141 @@
+"""Closing a pipeline while a step begins, and Ctrl-C wherever it comes: nothing waits for ever.
+
+Would catch: a step handed to a worker that has just ended, which nobody answers; an answer that is
+lost with an interrupt, and waited for; a session half closed, whose threads outlive it.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import rrfp
+from rrfp.worker import RankStep, Worker
+
+RANKS, M = 2, 4
+LIMIT_S = 60
+
+
+class Napping(nn.Linear):
+    """A stage whose forwards take up to ``nap_s``."""
+
+    def __init__(self, nap_s):
+        super().__init__(4, 4)
+        self.nap_s = nap_s
+
+    def forward(self, x):
+        time.sleep(self.nap_s * random.random())
+        return super().forward(x)
+
+
+def batch():
+    return [torch.ones(2, 4) for _ in range(M)]
+
+
+@pytest.mark.parametrize("nap_s", [0.0, 0.003])
+def test_close_from_another_thread_ends_the_steps(nap_s, seed):
+    rng = random.Random(seed)
+    for _ in range(25):
+        pipeline = rrfp.Pipeline([Napping(nap_s) for _ in range(RANKS)])
+        closing = threading.Timer(rng.random() * 0.03, pipeline.close)
+        closing.start()
+        ended = []
+
+        def run(pipeline=pipeline, ended=ended):
+            try:
+                while True:
+                    pipeline.step(batch(), batch(), nn.functional.mse_loss)
+            except rrfp.RrfpError as error:
+                ended.append(error)
+
+        stepping = threading.Thread(target=run, daemon=True)
+        stepping.start()
+        stepping.join(LIMIT_S)
+        closing.join(LIMIT_S)
+        assert ended and not closing.is_alive()
+
+
+def test_a_closed_worker_answers():
+    worker = Worker("closed")
+    assert worker.close(LIMIT_S)
+    answers = []
+
+    class Finished:
+        put = staticmethod(answers.append)
+
+    worker.submit(object.__new__(RankStep), Finished)
+    assert worker.is_idle and isinstance(answers[0][1], rrfp.ClosedError)
+
+
+INTERRUPTED = """
+import faulthandler, os, random, signal, sys, threading, time
+import torch
+from torch import nn
+import rrfp
+
+faulthandler.dump_traceback_later(100, exit=True)
+rng = random.Random(int(sys.argv[1]))
+stages = [nn.Linear(4, 4) for _ in range(4)]
+batch = [torch.ones(2, 4) for _ in range(4)]
+num_interrupts = 0
+for _ in range(25):
+    timer = threading.Timer(0.003 + 0.02 * rng.random(), os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        while True:
+            rrfp.run_pipeline(stages, batch, batch, nn.functional.mse_loss, stall_timeout_s=20)
+    except KeyboardInterrupt:
+        num_interrupts += 1
+    timer.join()
+for stage in stages:
+    stage.zero_grad()
+rrfp.run_pipeline(stages, batch, batch, nn.functional.mse_loss)
+expected = [p.grad.clone() for stage in stages for p in stage.parameters()]
+for stage in stages:
+    stage.zero_grad()
+hidden = batch[0]
+for stage in stages:
+    hidden = stage(hidden)
+nn.functional.mse_loss(hidden, batch[0]).backward()
+for found, reference in zip(expected, (p.grad for s in stages for p in s.parameters())):
+    torch.testing.assert_close(found, reference)
+print("interrupts", num_interrupts)
+"""
+
+
+def test_ctrl_c_at_any_point_of_a_step(seed):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(seed)], capture_output=True, text=True,
+        timeout=2 * LIMIT_S, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    assert done.stdout == "interrupts 25\n", done.stdout
+
+
+def test_a_close_that_is_interrupted_is_finished_by_the_next(monkeypatch):
+    pipeline = rrfp.Pipeline([Napping(0.0) for _ in range(RANKS)])
+    pipeline.step(batch(), batch(), nn.functional.mse_loss)
+    before = {thread.name for thread in threading.enumerate()}
+    close, calls = Worker.close, []
+
+    def interrupted(worker, timeout_s):
+        calls.append(worker)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return close(worker, timeout_s)
+
+    monkeypatch.setattr(Worker, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.close()
+    with pytest.raises(rrfp.ClosedError):
+        pipeline.step(batch(), batch(), nn.functional.mse_loss)
+    pipeline.close()
+    left = {thread.name for thread in threading.enumerate() if thread.name.startswith("rrfp-rank")}
+    assert len(calls) == 2 + RANKS and before >= left
+    assert not any(worker.thread.is_alive() for worker in calls)
