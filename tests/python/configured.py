@@ -10,12 +10,17 @@ import pybind11
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def cmake():
+    """The one that the build itself takes: of this interpreter, else from PATH."""
+    beside = Path(sys.executable).parent / "cmake"
+    found = str(beside) if beside.exists() else shutil.which("cmake")
+    assert found, f"cmake was not found; run {sys.executable} -m pip install cmake"
+    return found
+
+
 def configure(folder, *options, env=None):
     """The ended process of cmake, with its output."""
-    cmake = Path(sys.executable).parent / "cmake"
-    cmake = str(cmake) if cmake.exists() else shutil.which("cmake")
-    assert cmake, f"cmake was not found; run {sys.executable} -m pip install cmake"
     return subprocess.run(
-        [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
+        [cmake(), "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
          f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *options],
         capture_output=True, text=True, env=env)

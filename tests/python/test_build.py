@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from configured import configure
+from configured import cmake, configure
 
 import rrfp
 
@@ -100,7 +100,7 @@ def test_without_its_package_pybind11_is_torchs(is_built, tmp_path):
     assert f"pybind11: not installed, taken from {headers}" in done.stdout
     assert f"-isystem {headers}" in (tmp_path / "compile_commands.json").read_text()
     if is_built:
-        subprocess.run(["cmake", "--build", str(tmp_path), "--target", "_C", "-j2"], check=True)
+        subprocess.run([cmake(), "--build", str(tmp_path), "--target", "_C", "-j2"], check=True)
         code = "import _C; print(_C.build_info()['pybind11'])"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True,
                               capture_output=True, text=True)
