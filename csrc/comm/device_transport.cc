@@ -26,6 +26,7 @@ DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
       rank_(control->rank()),
       num_ranks_(control->num_ranks()),
       peers_(static_cast<std::size_t>(control->num_ranks())),
+      num_posted_(peers_.size()),
       memory_(std::move(memory)),
       channel_(std::move(channel)),
       control_(std::move(control)),
@@ -42,10 +43,15 @@ DeviceTransport::DeviceTransport(std::unique_ptr<Transport> control,
 void DeviceTransport::set_sink(MessageSink* sink) { sink_ = sink; }
 
 void DeviceTransport::post_send(std::int32_t peer, OutboundMessage* message) {
+  std::atomic<std::uint32_t>& num_posted = num_posted_[static_cast<std::size_t>(peer)];
   if (!is_device_data(message->header)) {
+    if (message->header.type == MessageType::kBye) {
+      message->header.duration_us = num_posted.load(std::memory_order_relaxed);
+    }
     control_->post_send(peer, message);
     return;
   }
+  num_posted.fetch_add(1, std::memory_order_relaxed);
   message->peer = peer;
   num_owed_.fetch_add(1, std::memory_order_relaxed);  // O1: the caller's own, before it looks
   posted_.push(message);
@@ -145,12 +151,19 @@ std::size_t DeviceTransport::progress_peer(std::int32_t peer_rank) {
   const std::size_t started = start_departures(peer_rank);
   if (peer.is_stopped) return settle(peer_rank);  // a device error: no word is believed now
   std::size_t done = started + finish_departures(peer_rank) + finish_arrivals(peer_rank);
-  if (peer.said_bye && peer.departing.empty() && peer.arriving.empty() && peer.handed.empty()) {
+  if (has_left(peer)) {
     stop(peer_rank, {StatusCode::kClosed, peer_rank,
                      "rank " + std::to_string(peer_rank) + " has closed its pipeline"});
     ++done;
   }
   return done;
+}
+
+// Nothing is on its way from a peer that said goodbye, or to it.
+bool DeviceTransport::has_left(const Peer& peer) {
+  const auto num_missing = static_cast<std::int32_t>(peer.bye_after - peer.num_announced);
+  return peer.said_bye && num_missing <= 0 && peer.num_open == 0 && peer.departing.empty() &&
+         peer.handed.empty();
 }
 
 void DeviceTransport::open_arrivals(std::int32_t peer_rank) {
@@ -334,6 +347,8 @@ void DeviceTransport::on_sent(OutboundMessage* message, const Status& status) {
     sink_->on_sent(message, status);
     return;
   }
+  // The connection ended after a goodbye: what was announced or granted there will not come.
+  if (!status.ok()) stop(message->peer, status);
   message->next = free_control_;
   free_control_ = message;
 }
@@ -341,7 +356,10 @@ void DeviceTransport::on_sent(OutboundMessage* message, const Status& status) {
 void DeviceTransport::on_control(std::int32_t peer, const MessageHeader& header,
                                  std::span<const std::byte> body) {
   if (!is_own_type(header.type)) {
-    if (header.type == MessageType::kBye) peer_of(peer).said_bye = true;
+    if (header.type == MessageType::kBye) {
+      peer_of(peer).said_bye = true;
+      peer_of(peer).bye_after = header.duration_us;
+    }
     sink_->on_control(peer, header, body);
     return;
   }
@@ -357,6 +375,7 @@ void DeviceTransport::on_peer_lost(std::int32_t peer, const Status& status) {
 }
 
 void DeviceTransport::free_arrival(Arrival* arrival) {
+  --peer_of(arrival->peer).num_open;
   arrival->buffer = nullptr;
   arrival->slot = nullptr;
   arrival->has_go = false;

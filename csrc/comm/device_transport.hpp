@@ -27,6 +27,9 @@
 //           the channel.
 // Progress  While a payload is awaited or on its way, progress() never returns 0, so that its
 //           thread does not sleep: the device cannot ring a doorbell.
+// Goodbye   A kBye goes straight to the control transport, where an abort lets it through, and may
+//           be there before what was posted earlier has been announced. It says how many messages
+//           that is: the receiver lets go of the peer when they have all come.
 // Abort     The abort flag and the loss of a peer are looked at before any word is believed.
 //           Streams that wait for a message are freed by release_streams() and abort(), and by the
 //           loss of who sends it; the sink knows by then that what they go on with is worth
@@ -126,7 +129,10 @@ class DeviceTransport final : public Transport, private MessageSink {
     std::uint32_t next_id = 0;
     std::uint32_t next_go_out = 0;
     std::uint32_t next_go_in = 0;
+    std::uint32_t num_announced = 0;   // by the peer
+    std::uint32_t num_open = 0;        // of these, not yet in the sink's hands, or dropped
     bool said_bye = false;
+    std::uint32_t bye_after = 0;       // announcements
     bool is_stopped = false;
     bool was_reported_lost = false;
     bool has_let_go = false;
@@ -171,6 +177,7 @@ class DeviceTransport final : public Transport, private MessageSink {
   void device_error(const std::string& what);
   bool is_polling() const;
   bool has_settled() const;
+  static bool has_left(const Peer& peer);
   Peer& peer_of(std::int32_t rank) { return peers_[static_cast<std::size_t>(rank)]; }
   static void release_inbound(InboundMessage* message);
 
@@ -197,6 +204,8 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::string failure_;                      // of a send: nothing is sent any more
   std::int64_t failure_due_ns_ = 0;
   std::atomic<std::int64_t> num_owed_{0};    // O1
+  // Device messages posted to each peer. relaxed: who says goodbye has seen the posts before it.
+  std::vector<std::atomic<std::uint32_t>> num_posted_;
   std::mutex handed_mutex_;
   std::atomic<bool> are_streams_free_{false};  // a flag; what it means is known from elsewhere
 

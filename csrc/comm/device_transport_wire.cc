@@ -36,6 +36,7 @@ void DeviceTransport::announce(OutboundMessage* message) {
   }
   const std::size_t body_bytes = sizeof(AnnounceBody) + message->metadata.size();
   if (body_bytes > kMaxMetadataBytes) {
+    num_posted_[static_cast<std::size_t>(message->peer)].fetch_sub(1, std::memory_order_relaxed);
     num_owed_.fetch_sub(1, std::memory_order_release);  // O1
     sink_->on_sent(message, {StatusCode::kProtocol, rank_,
                              task_text(message->header) + " has " +
@@ -101,6 +102,8 @@ void DeviceTransport::on_announce(std::int32_t peer, const MessageHeader& outer,
   }
   header.run = outer.run;
   header.sequence = outer.sequence;
+  ++peer_of(peer).num_announced;
+  ++peer_of(peer).num_open;
   Arrival* arrival = free_arrivals_;
   if (arrival != nullptr) {
     free_arrivals_ = arrival->next;

@@ -53,7 +53,8 @@ struct MessageHeader {
   MemoryPlace place = MemoryPlace::kHost;  // a socket carries kHost payloads only
   std::uint16_t num_tensors = 0;
   std::uint32_t duration_us = 0;    // kStarted: what the task usually takes; kData: what it took,
-                                    // 0: nothing to learn from
+                                    // 0: nothing to learn from; kBye of a DeviceTransport: no
+                                    // time, but how many announcements it must not overtake
   std::uint32_t metadata_bytes = 0;
   std::uint32_t computed_us = 0;    // kData, kGo: when the payload was, to_short_us() of the
                                     // sender's clock; 0: not known

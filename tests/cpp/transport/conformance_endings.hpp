@@ -149,12 +149,15 @@ TEST_CASE(the_abort_message_gets_through) {
   }
 }
 
-// Catches a goodbye that is lost, overtakes data, or is still reported as a loss.
+// Catches a goodbye that is lost, overtakes data, or is still reported as a loss. Everything is
+// posted before the sender's thread looks at any of it.
 TEST_CASE(leaving_with_a_goodbye) {
   Group group = make_group(3);
+  group[0].stop();
   for (int i = 0; i < 10; ++i) group[0].send(1, i, {100000});
   group[0].send_control(1, MessageType::kBye);
   group[0].send_control(2, MessageType::kBye);
+  group[0].start();
   CHECK(group[0].all_sends_end());
   group[0].leave();
   CHECK(received(group[1], 10));
@@ -172,6 +175,29 @@ TEST_CASE(leaving_with_a_goodbye) {
   CHECK(group[1].sink().record().bad_sends.at(0).message.find("rank 0 has closed") == 0);
   CHECK(group[1].sink().num_losses() == 0);
   CHECK(group[2].sink().num_losses() == 0);
+}
+
+// Catches a receiver that lets go of who said goodbye before it has answered what came earlier.
+TEST_CASE(a_goodbye_before_the_answers) {
+  Group group = make_group(2);
+  group[1].sink().hold(0);
+  for (int i = 0; i < 3; ++i) group[0].send(1, i, {100000});
+  group[0].send_control(1, MessageType::kBye);
+  CHECK(eventually([&] { return group[1].sink().num_held() > 0; }));
+  // Where messages come one after the other it waits behind the first that is not answered.
+  eventually([&] { return group[1].sink().num_controls() == 1; }, 1);
+  group[1].sink().hold_no_more();
+  std::size_t num_answered = 0;
+  CHECK(eventually([&] {
+    const auto held = group[1].sink().record().held;
+    while (num_answered < held.size()) group[1].sink().answer(held[num_answered++]);
+    return group[1].sink().num_received() == 3;
+  }));
+  CHECK(group[0].all_sends_end());
+  CHECK(eventually([&] { return group[1].sink().num_controls() == 1; }));
+  CHECK(group[0].sink().record().bad_sends.empty());
+  group[0].leave();
+  CHECK(group[1].sink().num_losses() == 0);
 }
 
 // Catches a vanished rank that nobody notices, or that is reported more than once.
