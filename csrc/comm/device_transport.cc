@@ -46,12 +46,12 @@ void DeviceTransport::post_send(std::int32_t peer, OutboundMessage* message) {
   std::atomic<std::uint32_t>& num_posted = num_posted_[static_cast<std::size_t>(peer)];
   if (!is_device_data(message->header)) {
     if (message->header.type == MessageType::kBye) {
-      message->header.duration_us = num_posted.load(std::memory_order_relaxed);
+      message->header.duration_us = num_posted.load(std::memory_order_relaxed);  // a count alone
     }
     control_->post_send(peer, message);
     return;
   }
-  num_posted.fetch_add(1, std::memory_order_relaxed);
+  num_posted.fetch_add(1, std::memory_order_relaxed);  // a count alone
   message->peer = peer;
   num_owed_.fetch_add(1, std::memory_order_relaxed);  // O1: the caller's own, before it looks
   posted_.push(message);

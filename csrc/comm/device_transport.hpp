@@ -204,7 +204,7 @@ class DeviceTransport final : public Transport, private MessageSink {
   std::string failure_;                      // of a send: nothing is sent any more
   std::int64_t failure_due_ns_ = 0;
   std::atomic<std::int64_t> num_owed_{0};    // O1
-  // Device messages posted to each peer. relaxed: who says goodbye has seen the posts before it.
+  // Device messages posted to each peer. A goodbye counts those that its own thread has seen.
   std::vector<std::atomic<std::uint32_t>> num_posted_;
   std::mutex handed_mutex_;
   std::atomic<bool> are_streams_free_{false};  // a flag; what it means is known from elsewhere

@@ -36,6 +36,7 @@ void DeviceTransport::announce(OutboundMessage* message) {
   }
   const std::size_t body_bytes = sizeof(AnnounceBody) + message->metadata.size();
   if (body_bytes > kMaxMetadataBytes) {
+    // relaxed: a count alone
     num_posted_[static_cast<std::size_t>(message->peer)].fetch_sub(1, std::memory_order_relaxed);
     num_owed_.fetch_sub(1, std::memory_order_release);  // O1
     sink_->on_sent(message, {StatusCode::kProtocol, rank_,

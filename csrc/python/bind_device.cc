@@ -12,6 +12,7 @@
 #include "python/bindings.hpp"
 #include "python/control_link.hpp"
 #include "python/device_link.hpp"
+#include "python/gil.hpp"
 #include "python/runtime_handle.hpp"
 
 namespace py = pybind11;
@@ -39,7 +40,7 @@ std::string open_link(DeviceLink& link, const std::vector<std::string>& addresse
                       std::int64_t timeout_ms) {
   std::string refusal;
   {
-    py::gil_scoped_release nogil;
+    const GilRelease nogil;
     refusal = link.open(addresses, timeout_ms, &signal_arrived);
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -68,7 +69,7 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_device_runtimes(const std::vect
   options.peer_timeout_ms = peer_timeout_ms;
   std::vector<DeviceRank> ranks;
   {
-    py::gil_scoped_release nogil;
+    const GilRelease nogil;
     ranks = make_device_ranks(devices, run, timeout_ms, peer_timeout_ms);
   }
   std::vector<std::unique_ptr<RuntimeHandle>> runtimes;

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings.hpp"
+#include "python/gil.hpp"
 #include "python/inbound.hpp"
 #include "python/runtime_handle.hpp"
 
@@ -96,7 +97,7 @@ void bind_runtime(py::module_& module) {
                              "The same on every member after the same step.")
       .def("abort", &RuntimeHandle::abort, py::arg("code"), py::arg("origin_rank"),
            py::arg("message"), py::arg("tell_peers") = true,
-           py::call_guard<py::gil_scoped_release>(), "Ends the step on every rank; any thread.")
+           py::call_guard<GilRelease>(), "Ends the step on every rank; any thread.")
       .def("describe", &RuntimeHandle::describe, "What each rank was last known to be doing.")
       .def("views", &RuntimeHandle::views, "The same as dictionaries, by rank, with decisions.")
       .def("close", &RuntimeHandle::close, py::arg("timeout_ms"),

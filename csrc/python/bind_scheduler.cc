@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings.hpp"
+#include "python/gil.hpp"
 #include "runtime/own_tasks.hpp"
 
 namespace py = pybind11;
@@ -21,13 +22,13 @@ void bind_scheduler(py::module_& module) {
       .def_readonly_static("ENDED", &OwnTasks::kEnded)
       .def("first_ready", &OwnTasks::first_ready, "Tasks that wait for nothing, by position.")
       .def("arrive", &OwnTasks::arrive, py::arg("task"),
-           py::call_guard<py::gil_scoped_release>(), "The task may be claimed.")
+           py::call_guard<GilRelease>(), "The task may be claimed.")
       .def("claim", &OwnTasks::claim, py::arg("timeout_ms"),
-           py::call_guard<py::gil_scoped_release>(),
+           py::call_guard<GilRelease>(),
            "Waits for a task: its index, NOTHING at the time-out, DONE or ENDED.")
       .def("retire", &OwnTasks::retire, py::arg("task"),
            "The claimed task has run; answers the tasks that are ready now.")
-      .def("end", &OwnTasks::end, py::call_guard<py::gil_scoped_release>(),
+      .def("end", &OwnTasks::end, py::call_guard<GilRelease>(),
            "No further task is claimed.");
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "python/bindings.hpp"
+#include "python/gil.hpp"
 #include "sim/guard.hpp"
 #include "sim/world.hpp"
 
@@ -96,9 +97,9 @@ void bind_simulation(py::module_& module) {
       .def(py::init<std::int32_t, std::int32_t>(), py::arg("num_ranks"), py::arg("num_chunks"));
   module.def("simulate", &simulate, py::arg("plan"), py::arg("durations_ns"),
              py::arg("latencies_ns"), py::arg("fifo_links"), py::arg("times") = nullptr,
-             py::call_guard<py::gil_scoped_release>(), "Runs the plan on a virtual clock.");
+             py::call_guard<GilRelease>(), "Runs the plan on a virtual clock.");
   module.def("guard", &guard, py::arg("plan"), py::arg("last_steps"), py::arg("costs"),
-             py::arg("seed"), py::call_guard<py::gil_scoped_release>(),
+             py::arg("seed"), py::call_guard<GilRelease>(),
              "(hint, slack) for a guarded step, from (num_microbatches, durations_ns, travels_ns, "
              "costs) of the last eight; by kind F, B, I, W, stage, microbatch; -1: no such task.");
 }

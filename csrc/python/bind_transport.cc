@@ -13,6 +13,7 @@
 #include "python/agreement_handle.hpp"
 #include "python/bindings.hpp"
 #include "python/control_link.hpp"
+#include "python/gil.hpp"
 #include "python/runtime_handle.hpp"
 #include "python/status_error.hpp"
 
@@ -52,7 +53,7 @@ ControlLink connect_control(SocketListener& listener, std::int32_t rank,
   Status status;
   ControlLink link;
   {
-    py::gil_scoped_release nogil;
+    const GilRelease nogil;
     link.transport = connect_sockets(listener, setup, &status);
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -76,7 +77,7 @@ void set_spin_us(std::int64_t spin_us) { ProgressThread::instance().set_spin_us(
 }  // namespace
 
 bool signal_arrived() {
-  py::gil_scoped_acquire gil;
+  const GilAcquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -89,7 +90,7 @@ void bind_transport(py::module_& module) {
            py::arg("with_unix") = true)
       .def_property_readonly("address", &SocketListener::address);
   module.def("choose_host", &choose_host, py::arg("master"), py::arg("interfaces"),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<GilRelease>(),
              "The address of this host that other ranks are told.");
   py::class_<ControlLink>(module, "ControlLink", "Connections that no runtime uses yet.");
   module.def("connect_control", &connect_control, py::arg("listener"), py::arg("rank"),

@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "base/fine_sleep.hpp"
+#include "python/gil.hpp"
 #include "python/inbound.hpp"
 #include "python/rank_views.hpp"
 #include "python/status_error.hpp"
@@ -52,7 +53,7 @@ RuntimeHandle::~RuntimeHandle() {
   if (runtime_ != nullptr) {
     drain();
     drop_sent();
-    py::gil_scoped_release nogil;  // leaving the progress thread may wait for it
+    const GilRelease nogil;  // leaving the progress thread may wait for it
     runtime_.reset();
   }
   while (spare_ != nullptr) delete std::exchange(spare_, spare_->next);
@@ -74,7 +75,7 @@ bool RuntimeHandle::wait_in_slices(std::int64_t timeout_ms, Attempt attempt) {
     if (left_ms <= 0) return false;
     bool done = false;
     {
-      py::gil_scoped_release nogil;
+      const GilRelease nogil;
       done = attempt(std::min(left_ms, kSliceMs));
     }
     drop_sent();
@@ -337,7 +338,7 @@ py::list RuntimeHandle::views() const {
 
 void RuntimeHandle::close(std::int64_t timeout_ms) {
   {
-    py::gil_scoped_release nogil;
+    const GilRelease nogil;
     runtime_->close(timeout_ms);
   }
   drain();
@@ -353,7 +354,7 @@ void RuntimeHandle::end(std::int64_t timeout_ms) {
     last_status_ = runtime_->status();
     ended = std::move(runtime_);
   }
-  py::gil_scoped_release nogil;
+  const GilRelease nogil;
   ended.reset();
 }
 
