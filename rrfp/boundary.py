@@ -77,14 +77,16 @@ class Parcel:
         tree: torch's tree spec, or None when the value is a single leaf.
         leaves: Tensors, None and picklable objects, in the tree's order. Tensors are detached.
         needs_grad: Indices of the leaves whose gradient the producer wants.
+        loan: Of the producer's memory, where the leaves are that; a copy on the way ends it.
     """
 
-    __slots__ = ("tree", "leaves", "needs_grad")
+    __slots__ = ("tree", "leaves", "needs_grad", "loan")
 
-    def __init__(self, tree, leaves, needs_grad=()):
+    def __init__(self, tree, leaves, needs_grad=(), loan=None):
         self.tree = tree
         self.leaves = leaves
         self.needs_grad = needs_grad
+        self.loan = loan
 
     def value(self):
         """The tree again."""

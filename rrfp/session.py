@@ -204,7 +204,6 @@ class Session:
             in_order=request.deterministic and stage not in decision.input_in_order,
             held_bytes=held_bytes,
             split_memory=self._split_memories[stage],
-            sends_away=not self.shares_process and self.layout.sends_away(stage),
             adds_in_products=request.add_in_products,
         )
 

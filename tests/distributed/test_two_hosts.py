@@ -42,11 +42,19 @@ def finish(processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in ends]
 
 
+def least_disturbed(said):
+    """By rank: its line of the step that took least. Elsewhere others may have had the processors,
+    which makes of any stage one that others wait for."""
+    steps = list(zip(*said, strict=True))
+    return min(steps, key=lambda lines: sum(line["wall_s"] for line in lines))
+
+
 def test_tcp_on_one_host():
     """The first stage sleeps: what the others wait for is not computed yet."""
     port = free_port()
-    said = finish([start(rank, 3, "127.0.0.1", port, "tcp", arguments=["slow producer"])
-                   for rank in range(3)])
+    said = least_disturbed(finish([
+        start(rank, 3, "127.0.0.1", port, "tcp", arguments=["slow producer"])
+        for rank in range(3)]))
     assert [line["rank"] for line in said] == [0, 1, 2]
     for line in said[1:]:
         assert line["input_s"] > line["transfer_s"], said
@@ -88,8 +96,9 @@ def test_two_hosts_with_delay_and_loss(seed, interfaces):
     that they were idle for what was on it, and whose that was; the others waited for those two.
     """
     with two_hosts(seed) as hosts:
-        said = finish([on_host(hosts, rank, arguments=["large messages"],
-                               RRFP_SOCKET_IFNAME=interfaces) for rank in range(4)])
+        said = least_disturbed(finish([
+            on_host(hosts, rank, arguments=["large messages"], RRFP_SOCKET_IFNAME=interfaces)
+            for rank in range(4)]))
     assert len(said) == 4
     # A microbatch crosses the line there and back.
     assert all(line["wall_s"] > 0.010 for line in said), said

@@ -24,4 +24,4 @@ def test_two_hosts_over_ipv6(seed):
         ])
     finally:
         hosts.__exit__()
-    assert [line["rank"] for line in said] == [0, 1, 2, 3]
+    assert [steps[-1]["rank"] for steps in said] == [0, 1, 2, 3]
