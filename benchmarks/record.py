@@ -56,7 +56,7 @@ def write(name, results):
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**provenance(), "results": results}, indent=2) + "\n")
-    print(f"written: {path.relative_to(RESULTS.parent.parent)}")
+    print(f"written: {path}")
 
 
 def quantiles(values):
