@@ -47,8 +47,11 @@ def test_demo(capsys):
     limits = [re.findall(r"of (\d)$", run, re.MULTILINE) for run in runs]
     assert limits == [list("4321"), list("4321"), list("8888")]
     rows = re.findall(r"^ *(\S+) ms +(\S+)  (.*)$", summary, re.MULTILINE)
+    *rows, (bound, _, about_bound) = rows
     assert [title for _, _, title in rows] == titles
+    assert "no order takes less" in about_bound and float(bound) > 12 * 4  # sleeps of one stage
     walls = [max(map(float, re.findall(r"^ +\d +(\S+) ", run, re.MULTILINE))) for run in runs]
+    assert float(bound) < min(walls)
     for (wall, ratio, _), of_table in zip(rows, walls, strict=True):
         assert float(wall) == pytest.approx(of_table, abs=0.06)  # rounded
         assert float(ratio) == pytest.approx(walls[0] / of_table, abs=0.006)
