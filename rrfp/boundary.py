@@ -199,7 +199,10 @@ def _descriptor(tensor, flags):
 
 
 def encode(parcel):
-    """(metadata, segments, owner): what ``Runtime.post_tensors`` takes."""
+    """(metadata, segments, owner): what ``Runtime.post_tensors`` takes.
+
+    The owner includes the loan: until the message has left, its stage knows the memory as taken.
+    """
     needs_grad = parcel.needs_grad
     if parcel.tree is None and type(parcel.leaves[0]) is torch.Tensor:
         tensor = _sendable(parcel.leaves[0])
@@ -209,8 +212,8 @@ def encode(parcel):
             flags = _REQUIRES_GRAD if needs_grad else 0
             metadata = _remember(_tensor_metadata, key,
                                  _length.pack(0) + _descriptor(tensor, flags))
-        return metadata, [(tensor.data_ptr(), tensor.nbytes)], [tensor]
-    descriptors, segments, owner, pickled = [], [], [], []
+        return metadata, [(tensor.data_ptr(), tensor.nbytes)], [tensor, parcel.loan]
+    descriptors, segments, owner, pickled = [], [], [parcel.loan], []
     for index, leaf in enumerate(parcel.leaves):
         if isinstance(leaf, torch.Tensor):
             tensor = _sendable(leaf)

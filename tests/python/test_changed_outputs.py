@@ -6,6 +6,7 @@ watch that takes what the next stage may do for that.
 """
 
 import time
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp.boundary import Parcel, encode, flatten
+from rrfp.loan import Loan
 
 M, P = 4, 2
 
@@ -124,6 +127,20 @@ def run_sliced(rank, num_ranks):
 
 def test_what_was_not_sent_may_change():
     assert worker_group(P).values(run_sliced) == [None, None]
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_memory_on_its_way_is_known_as_taken(leaves):
+    """Its stage may not return it again, though nobody but the message holds on to it."""
+    outputs = [torch.zeros(4) for _ in range(leaves)]
+    tree, flat = flatten(outputs[0] if leaves == 1 else outputs)
+    loan = Loan(0, 0, flat, [])
+    *_, owner = encode(Parcel(tree, loan.leaves, (), loan))
+    alive = [weakref.ref(output) for output in outputs]
+    del outputs, flat, loan
+    assert all(output() is not None for output in alive)
+    del owner
+    assert all(output() is None for output in alive)
 
 
 def test_an_output_that_is_only_kept_is_fine():
