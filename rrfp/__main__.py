@@ -32,10 +32,12 @@ def _build_rows():
     """What was built; the three facts on CUDA as one."""
     build = rrfp.build_info()
     version, refusal = build.pop("cuda_version"), build.pop("cuda_refusal")
+    is_torch_without = torch.version.cuda is None
     if build["cuda"]:
-        build["cuda"] = f"{version // 1000}.{version % 1000 // 10}"
+        unused = ", which this torch lacks" if is_torch_without else ""
+        build["cuda"] = f"{version // 1000}.{version % 1000 // 10}{unused}"
     else:
-        torch_too = ", which this torch lacks too" if torch.version.cuda is None else ""
+        torch_too = ", which this torch lacks too" if is_torch_without else ""
         build["cuda"] = f"none{torch_too}: {refusal}"
     return build
 

@@ -30,7 +30,8 @@ def test_info_says_whether_cuda_is_in(has_cuda, capsys, monkeypatch):
     monkeypatch.setattr(rrfp, "build_info", lambda: built)
     monkeypatch.setattr(torch.version, "cuda", None)
     main(["info"])
-    expected = "13.1" if has_cuda else "none, which this torch lacks too: no header lies there"
+    expected = ("13.1, which this torch lacks" if has_cuda
+                else "none, which this torch lacks too: no header lies there")
     assert f"\ncuda: {expected}\n" in capsys.readouterr().out
 
 
