@@ -41,7 +41,7 @@ def block(word):
 
 
 def ranks_of(scripts, job):
-    """Run the scripts at once; the ranks that reported a step equal to a plain loop's."""
+    """Run the scripts at once; the ranks that reported steps equal to a plain loop's."""
     folder, environment, port = job
     processes = [
         subprocess.Popen(["sh", "-c", script.replace("29500", port)], cwd=folder, text=True,
@@ -49,7 +49,7 @@ def ranks_of(scripts, job):
         for script in scripts
     ]
     ends = [process.communicate(timeout=200) for process in processes]
-    ranks = re.findall(r'"rank": (\d+)', "".join(out for out, _ in ends))
+    ranks = re.findall(r'\[\{"rank": (\d+)', "".join(out for out, _ in ends))
     assert ranks, "".join(errors for _, errors in ends)
     return sorted(map(int, ranks))
 
