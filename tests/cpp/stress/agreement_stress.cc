@@ -20,12 +20,6 @@ namespace {
 
 constexpr const char* kWeakened = "--weakened";
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kUnderTsan = true;
-#else
-constexpr bool kUnderTsan = false;
-#endif
-
 using Steps = AgreementSteps<std::atomic>;
 
 // L1 taken away: what a member wrote before it joined is not passed on.
@@ -127,11 +121,11 @@ void run_steps(int num_steps) {
 }
 
 TEST_CASE(members_take_over_one_log_with_their_own_inputs) {
-  run_steps<AgreementLog<>>(kUnderTsan ? 150 : 600);
+  run_steps<AgreementLog<>>(test::kUnderTsan ? 150 : 600);
 }
 
 TEST_CASE(thread_sanitizer_reports_a_relaxed_join) {
-  if (!kUnderTsan) {
+  if (!test::kUnderTsan) {
     std::printf("  skipped: needs ThreadSanitizer (-DRRFP_SANITIZE=thread)\n");
     return;
   }

@@ -20,12 +20,6 @@ namespace {
 constexpr int kNumProducers = 4;
 constexpr const char* kWeakened = "--weakened";
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kUnderTsan = true;
-#else
-constexpr bool kUnderTsan = false;
-#endif
-
 // R1 taken away: the leaf bit is set without release.
 struct RelaxedLeaf : ReadySteps<std::atomic> {
   static void publish(const ReadyLevels<std::atomic>& levels, std::uint32_t index) {
@@ -114,12 +108,12 @@ void run_rounds(int num_rounds) {
 }
 
 TEST_CASE(every_task_is_claimed_once_with_its_payload) {
-  run_rounds<ReadySet<>>(kUnderTsan ? 300 : 1500);
+  run_rounds<ReadySet<>>(test::kUnderTsan ? 300 : 1500);
 }
 
 // The mutant runs in a process of its own, because ThreadSanitizer's verdict is its exit status.
 TEST_CASE(thread_sanitizer_reports_a_relaxed_leaf) {
-  if (!kUnderTsan) {
+  if (!test::kUnderTsan) {
     std::printf("  skipped: needs ThreadSanitizer (-DRRFP_SANITIZE=thread)\n");
     return;
   }

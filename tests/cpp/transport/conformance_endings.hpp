@@ -81,7 +81,7 @@ TEST_CASE(abort_while_messages_begin_to_wait) {
 
 // Catches a transport that enters the sink of a rank that has left; the sink is gone by then.
 TEST_CASE(no_call_after_the_destructor) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < (kUnderTsan ? 15 : 40); ++round) {
     Group group = make_group(3);
     std::vector<std::thread> senders;
     for (std::size_t rank : {1, 2}) {
@@ -101,7 +101,7 @@ TEST_CASE(no_call_after_the_destructor) {
 // heavy traffic, from a thread of its own.
 TEST_CASE(abort_under_load) {
   Random random(seed());
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < (kUnderTsan ? 8 : 20); ++round) {
     Group group = make_group(3);
     const std::size_t victim = random.below(3);
     const std::size_t after = random.below(60);
