@@ -77,16 +77,14 @@ class Parcel:
         tree: torch's tree spec, or None when the value is a single leaf.
         leaves: Tensors, None and picklable objects, in the tree's order. Tensors are detached.
         needs_grad: Indices of the leaves whose gradient the producer wants.
-        loan: Of the producer's memory, where the leaves are that; a copy on the way ends it.
     """
 
-    __slots__ = ("tree", "leaves", "needs_grad", "loan")
+    __slots__ = ("tree", "leaves", "needs_grad")
 
-    def __init__(self, tree, leaves, needs_grad=(), loan=None):
+    def __init__(self, tree, leaves, needs_grad=()):
         self.tree = tree
         self.leaves = leaves
         self.needs_grad = needs_grad
-        self.loan = loan
 
     def value(self):
         """The tree again."""
@@ -199,10 +197,7 @@ def _descriptor(tensor, flags):
 
 
 def encode(parcel):
-    """(metadata, segments, owner): what ``Runtime.post_tensors`` takes.
-
-    The owner includes the loan: until the message has left, its stage knows the memory as taken.
-    """
+    """(metadata, segments, owner): what ``Runtime.post_tensors`` takes."""
     needs_grad = parcel.needs_grad
     if parcel.tree is None and type(parcel.leaves[0]) is torch.Tensor:
         tensor = _sendable(parcel.leaves[0])
@@ -212,8 +207,8 @@ def encode(parcel):
             flags = _REQUIRES_GRAD if needs_grad else 0
             metadata = _remember(_tensor_metadata, key,
                                  _length.pack(0) + _descriptor(tensor, flags))
-        return metadata, [(tensor.data_ptr(), tensor.nbytes)], [tensor, parcel.loan]
-    descriptors, segments, owner, pickled = [], [], [parcel.loan], []
+        return metadata, [(tensor.data_ptr(), tensor.nbytes)], [tensor]
+    descriptors, segments, owner, pickled = [], [], [], []
     for index, leaf in enumerate(parcel.leaves):
         if isinstance(leaf, torch.Tensor):
             tensor = _sendable(leaf)

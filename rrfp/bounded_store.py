@@ -1,9 +1,13 @@
 """A store whose calls end in time: torch's wait for ever once the process that holds it freezes."""
 
+import contextlib
+import os
 import queue
 import threading
 import time
 import weakref
+
+_EXIT_WAIT_S = 2.0  # for calls under way; one that a frozen store keeps does not come back anyway
 
 # Of a call that begins when the time is over; a store that answers does so in milliseconds.
 _LEAST_S = 1.0
@@ -11,6 +15,52 @@ _LEAST_S = 1.0
 
 class StoreSilentError(Exception):
     """The store did not answer in time."""
+
+
+_changed = threading.Condition()
+_num_calls = 0
+_are_over = False
+
+
+@contextlib.contextmanager
+def store_call():
+    """Around each call of a store in a thread of rrfp's own.
+
+    Raises:
+        StoreSilentError: The program is ending.
+    """
+    global _num_calls
+    with _changed:
+        if _are_over:
+            raise StoreSilentError
+        _num_calls += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _num_calls -= 1
+            _changed.notify_all()
+
+
+def end_store_calls():
+    """At exit: lets the calls under way come back, and no other begin.
+
+    A thread that comes back from torch while the interpreter ends is unwound through destructors
+    of torch's, which aborts the process in place of its exit status (csrc/python/gil.hpp).
+    """
+    global _are_over
+    with _changed:
+        _are_over = True
+        _changed.wait_for(lambda: _num_calls == 0, timeout=_EXIT_WAIT_S)
+
+
+def _forget_calls():
+    """In a forked child: those of its parent, and a lock that a thread of the parent may hold."""
+    global _changed, _num_calls
+    _changed, _num_calls = threading.Condition(), 0
+
+
+os.register_at_fork(after_in_child=_forget_calls)
 
 
 class BoundedStore:
@@ -62,6 +112,8 @@ class BoundedStore:
 def _serve(store, calls):
     for name, args, answer in iter(calls.get, None):
         try:
-            answer.put((getattr(store, name)(*args), None))
+            with store_call():
+                value = getattr(store, name)(*args)
+            answer.put((value, None))
         except Exception as error:
             answer.put((None, error))

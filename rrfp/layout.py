@@ -50,6 +50,11 @@ class Layout:
     def consumers_of(self, stage):
         return [target for source, target in self.edges if source == stage]
 
+    def sends_away(self, stage):
+        """Whether all its consumers are on other ranks."""
+        ranks = self.rank_of_stage
+        return all(ranks[target] != ranks[stage] for target in self.consumers_of(stage))
+
     @property
     def directed_edges(self):
         """(source rank, target rank) of every way a message takes, sorted."""

@@ -41,16 +41,17 @@ class LocalSession(Session):
         self._has_warned_of_draws = False
         self._runtimes, self._workers, self._streams = [], [], None
         if devices is None:
-            self._runtimes = _C.make_local_runtimes(
+            runtimes = _C.make_local_runtimes(
                 layout.num_ranks, secrets.randbits(63), *idle_spin(layout.num_ranks)
             )
         else:
             by_rank = devices_by_rank(layout, devices)
-            self._runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
+            runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
             self._streams = LocalStreams(by_rank)
+        self._runtimes = runtimes  # which the end of the program may close and take at once
         self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
         logger.info("%d ranks in one process, joined through %s, version %s, torch %s",
-                    layout.num_ranks, self._runtimes[0].transport_name,
+                    layout.num_ranks, runtimes[0].transport_name,
                     _C.build_info()["version"], torch.__version__)
 
     def _run(self, modules, request):

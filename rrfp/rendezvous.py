@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from rrfp import _C
-from rrfp.bounded_store import BoundedStore, StoreSilentError
+from rrfp.bounded_store import BoundedStore, StoreSilentError, store_call
 from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
 
 _POLL_S = 0.005
@@ -185,7 +185,7 @@ class Rendezvous:
         Also after this set-up; waits as long as the store does.
         """
         store = self._unbounded
-        with self.store_reachable():
+        with self.store_reachable(), store_call():
             counts = [store.add(key, 0) for key in self._counts]
             return [
                 rank for rank, count in enumerate(counts)

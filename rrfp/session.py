@@ -13,6 +13,7 @@ import weakref
 import torch
 
 from rrfp.activations import ActivationMemory, HeldBytes
+from rrfp.bounded_store import end_store_calls
 from rrfp.cost_watch import CostWatch
 from rrfp.dump import describe_ranks, dump_json, dump_text, install_handler
 from rrfp.errors import ClosedError, RrfpError
@@ -204,6 +205,7 @@ class Session:
             in_order=request.deterministic and stage not in decision.input_in_order,
             held_bytes=held_bytes,
             split_memory=self._split_memories[stage],
+            sends_away=not self.shares_process and self.layout.sends_away(stage),
             adds_in_products=request.add_in_products,
         )
 
@@ -241,6 +243,7 @@ def close_all():
             session.close("the process ends")
         except Exception:
             logger.exception("closing a pipeline at exit")
+    end_store_calls()
 
 
 def check_not_forked():

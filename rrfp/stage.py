@@ -14,7 +14,6 @@ from rrfp.auxiliary_loss import call_collecting
 from rrfp.backward_pass import run_backward
 from rrfp.boundary import Parcel, flatten, refuse_hidden_tensors
 from rrfp.entry import enter, own_gradients, sum_of
-from rrfp.loan import Loan
 from rrfp.split_backward import run_input_half
 from rrfp.stage_traits import BufferWatch
 from rrfp.storage import overlaps, settled, storage_address
@@ -58,7 +57,7 @@ class StageStep:
 
     def __init__(self, stage, module, neighbours, given, loss_rule, num_microbatches, modes,
                  forward_only, return_outputs, device, deterministic=False, in_order=False,
-                 held_bytes=None, split_memory=None, adds_in_products=False):
+                 held_bytes=None, split_memory=None, adds_in_products=False, sends_away=False):
         self.stage = stage
         self.sources, self.consumers = neighbours  # stages, ascending
         self.device = device
@@ -73,6 +72,7 @@ class StageStep:
         self.failed_on = None  # what a forward that raised was called with, in words
         self.has_split = False  # an I has left something for its W, or had nothing to leave
         self.held_bytes = held_bytes  # where they are counted: the rank's HeldBytes
+        self.sends_away = sends_away  # no consumer is in this process, and may write to an output
         self.split_memory = split_memory  # what earlier steps showed of the stage's graphs
         if split_memory is not None:
             split_memory.begin_step(adds_in_products)
@@ -80,9 +80,8 @@ class StageStep:
         self.losses = [None] * num_microbatches
         self.metrics = [None] * num_microbatches
         self.outputs = [None] * num_microbatches
-        # From F to B or I: (roots, losses, boxes, what was handed over).
-        self._saved = [None] * num_microbatches
-        self._loans = [None] * num_microbatches  # of its memory, from F to B or I
+        self._saved = [None] * num_microbatches  # (roots, losses, boxes, held) from F to B or I
+        self._sent = {}  # microbatch -> [(tensor sent away, its version)]
         self._weight_halves = [None] * num_microbatches  # from I to W
         self._live = {}  # storage address -> (microbatch, weak reference to its tensor)
         self._addresses = [()] * num_microbatches  # of its tensors in _live
@@ -115,9 +114,6 @@ class StageStep:
         boxes, args = [], []
         if not parcels:
             _unpack(self.given.inputs[microbatch], args)
-        borrowed = [parcel.loan for parcel in parcels if parcel.loan is not None]
-        for loan in borrowed:
-            loan.check()
         for parcel in parcels:
             boxes.append(enter(parcel, self._anchor) if self.modes.grad else None)
             _unpack(parcel.value(), args)
@@ -134,9 +130,7 @@ class StageStep:
             raise
         if self.buffers is not None:
             self.buffers.look()
-        for loan in borrowed:
-            loan.accept()
-        return self._hand_over(microbatch, output, loss, auxiliary, boxes, args, kwargs, borrowed)
+        return self._hand_over(microbatch, output, loss, auxiliary, boxes, args, kwargs)
 
     def backward(self, microbatch, parcels):
         """Run B; returns a parcel of gradients for each source."""
@@ -168,9 +162,13 @@ class StageStep:
         """(what gets a gradient, those gradients, boxes) of a microbatch, taken out."""
         outputs, losses, boxes, _ = self._saved[microbatch]
         self._saved[microbatch] = None
-        loan, self._loans[microbatch] = self._loans[microbatch], None
-        if loan is not None:
-            loan.check()
+        for tensor, version in self._sent.pop(microbatch, ()):
+            if tensor._version != version:
+                raise ValueError(
+                    f"stage {self.stage} changed in place what it had returned for microbatch "
+                    f"{microbatch}, before its backward: what was sent may be the one or the "
+                    "other. Return .clone() of what is written to again."
+                )
         if len(parcels) == 1:
             received = parcels[0].leaves
         else:
@@ -216,7 +214,7 @@ class StageStep:
                 for source, parcel in zip(self.sources, parcels, strict=True)]
         return f"Its input came {', and '.join(came)}."
 
-    def _hand_over(self, microbatch, output, loss, auxiliary, boxes, args, kwargs, borrowed):
+    def _hand_over(self, microbatch, output, loss, auxiliary, boxes, args, kwargs):
         """Keep what the backward needs; returns a parcel for each consumer."""
         tree, leaves = flatten(output)
         roots, needs_grad, handed, tensors = [], [], [], []
@@ -242,6 +240,9 @@ class StageStep:
             # The handed leaves stay too: as long as they live, no other tensor has their address.
             losses = auxiliary if loss is None else [loss, *auxiliary]
             self._saved[microbatch] = (roots, losses, boxes, tuple(handed))
+            if self.sends_away:
+                sent = filter(_is_sent_as_it_is, handed)
+                self._sent[microbatch] = [(tensor, tensor._version) for tensor in sent]
             if self.held_bytes is not None:
                 received = args if self.sources else ()
                 given = () if self.sources else args
@@ -259,10 +260,7 @@ class StageStep:
                           for leaf in handed]
                 parcels.append(Parcel(tree, copies, needs_grad))
             else:
-                loan = Loan(self.stage, microbatch, handed, borrowed)
-                if not self.forward_only:
-                    self._loans[microbatch] = loan
-                parcels.append(Parcel(tree, loan.leaves, needs_grad, loan))
+                parcels.append(Parcel(tree, handed, needs_grad))
         return parcels
 
     def _detach(self, microbatch, tensor, args, kwargs):
@@ -354,6 +352,17 @@ class StageStep:
         if type(loss) is torch.Tensor:
             return loss.new_full(loss.shape, factor)
         return torch.full(loss.shape, factor, dtype=loss.dtype, device=loss.device)
+
+
+def _is_sent_as_it_is(leaf):
+    """Whether its memory is read later, and its version tells of changes to that memory alone."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.layout is torch.strided
+        and not leaf.is_inference()  # has no version
+        and leaf.is_contiguous()
+        and leaf.nbytes == leaf.untyped_storage().nbytes()
+    )
 
 
 def _unpack(value, args):

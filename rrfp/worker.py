@@ -5,6 +5,7 @@ import dis
 import logging
 import os
 import queue
+import sys
 import threading
 import traceback
 
@@ -164,6 +165,15 @@ def _profiler_range(stage, kind, microbatch):
     return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
 
 
+def _leave_child(error):
+    """End a child that a stage forked and did not leave by ``os._exit``: this is its only thread,
+    and nobody hears what becomes of the step there."""
+    code = error.code if isinstance(error, SystemExit) else error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
 class Worker:
     """A persistent thread that runs the steps of one rank."""
 
@@ -200,6 +210,7 @@ class Worker:
         return not self.thread.is_alive()
 
     def _serve(self):
+        process = os.getpid()
         while True:
             job = self._jobs.get()
             if job is None:
@@ -211,6 +222,8 @@ class Worker:
                 rank_step.run(other_thread=True)
             except BaseException as caught:
                 error = caught
+            if os.getpid() != process:
+                _leave_child(rank_step.stage_error or error)
             finished.put((rank_step, error))
             with self._lock:
                 self._num_running -= 1

@@ -156,9 +156,7 @@ def test_static_output_buffer_is_refused():
     for forward_only in (False, True):
         again.clear()
         stages = [Static(4, 4), Slow(4, 4)]
-        # The stage's own rank and its reader find it at the same time.
-        with pytest.raises(rrfp.StageError,
-                           match=r"(same memory|changed in place).*\.clone\(\)"):
+        with pytest.raises(rrfp.StageError, match=r"same memory.*\.clone\(\)"):
             rrfp.run_pipeline(
                 stages, batch(), batch(), LOSS, hint="f-priority", forward_only=forward_only
             )

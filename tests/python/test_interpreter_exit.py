@@ -1,7 +1,9 @@
-"""A program that ends while threads of its own are inside rrfp has its exit status, not an abort.
+"""A program that ends while threads of its own are inside rrfp has its exit status, not an abort;
+and a child that a stage forked ends.
 
 Would catch: a thread that asks for the GIL once the interpreter is ending, is unwound, and takes
-the process with it ("terminate called without an active exception").
+the process with it ("terminate called without an active exception"); a child whose only thread
+waits for the next step.
 """
 
 import subprocess
@@ -13,11 +15,15 @@ import pytest
 WAYS = {
     "simulating": "rrfp.simulate(lambda *task: 1.0, num_stages=8, num_microbatches=64)",
     "waiting for a task": "tasks.claim(1)",
+    "finding peers": "rrfp.Pipeline(torch.nn.Linear(4, 4)).close()",
 }
 PROGRAM = """
-import sys, threading, time, rrfp
+import sys, threading, time, torch, rrfp
 from rrfp import _C
 
+if {is_job}:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
 tasks = _C.OwnTasks([[]], [0], 0)
 
 def work():
@@ -33,7 +39,30 @@ sys.exit(7)
 
 @pytest.mark.parametrize("way", WAYS)
 def test_daemon_threads_inside(way):
-    program = PROGRAM.format(work=WAYS[way])
+    program = PROGRAM.format(work=WAYS[way], is_job=way == "finding peers")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           timeout=120)
     assert (done.returncode, "terminate" in done.stderr) == (7, False), done.stderr[-3000:]
+
+
+FORKING = """
+import os, sys, torch, rrfp
+
+class Forking(torch.nn.Linear):
+    def forward(self, x):
+        child = os.fork()
+        if child == 0:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        return super().forward(x)
+
+batch = [torch.ones(2, 4) for _ in range(2)]
+stages = [torch.nn.Linear(4, 4), Forking(4, 4)]
+rrfp.run_pipeline(stages, batch, batch, torch.nn.functional.mse_loss)
+"""
+
+
+def test_a_child_of_a_stage_ends():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
