@@ -1,7 +1,7 @@
 """The C++ core. Kept by hand; tests/python/test_stub.py compares it with the built module."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 UNLIMITED: int
@@ -206,6 +206,7 @@ def connect_control(
     token: bytes,
     run: int,
     timeout_ms: int,
+    watch: Callable[[], object],
 ) -> ControlLink: ...
 def join_control(
     control: ControlLink,

@@ -53,7 +53,8 @@ class ProcessSession(Session):
         token, run = rendezvous.token()
         try:
             control = _C.connect_control(
-                listener, rendezvous.member.rank, addresses, token, run, rendezvous.time_left_ms()
+                listener, rendezvous.member.rank, addresses, token, run,
+                rendezvous.time_left_ms(), rendezvous.watch_for_leavers()
             )
             if devices is None:
                 spin_us, yields = idle_spin(count_ranks_here(listener.address, addresses))

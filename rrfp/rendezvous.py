@@ -19,6 +19,7 @@ from rrfp.bounded_store import BoundedStore, StoreSilentError, store_call
 from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
 
 _POLL_S = 0.005
+_LOOK_EVERY_S = 0.5
 # For so long a rank that passed over set-ups which were given up waits for the others, who may
 # have ended; longer where one of them waits as well.
 _GRACE_S = 5.0
@@ -173,6 +174,24 @@ class Rendezvous:
                 self._check_given_up()
                 self._have_met, self._passed_over = True, None
         return values
+
+    def watch_for_leavers(self):
+        """A function to be called several times a second while ranks connect past the store.
+
+        It raises RankTimeoutError once a rank has given this set-up up, and looks every
+        ``_LOOK_EVERY_S``.
+        """
+        look_s = time.monotonic() + _LOOK_EVERY_S
+
+        def watch():
+            nonlocal look_s
+            if time.monotonic() < look_s:
+                return
+            with self.store_reachable():
+                self._check_given_up()
+            look_s = time.monotonic() + _LOOK_EVERY_S
+
+        return watch
 
     def token(self):
         """(run token, run number) drawn by rank 0."""

@@ -38,9 +38,21 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num
   return runtimes;
 }
 
+// Leaves the error to PyErr_Occurred(): it is asked from inside the core.
+bool raises(const py::function& watch) {
+  const GilAcquire gil;
+  try {
+    watch();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
+  return PyErr_Occurred() != nullptr;
+}
+
 ControlLink connect_control(SocketListener& listener, std::int32_t rank,
                             std::vector<std::string> addresses, const std::string& token,
-                            std::uint64_t run, std::int64_t timeout_ms) {
+                            std::uint64_t run, std::int64_t timeout_ms,
+                            const py::function& watch) {
   SocketSetup setup;
   RRFP_CHECK(token.size() == setup.token.size(), "the run token must have 32 bytes.");
   std::transform(token.begin(), token.end(), setup.token.begin(),
@@ -49,7 +61,7 @@ ControlLink connect_control(SocketListener& listener, std::int32_t rank,
   setup.addresses = std::move(addresses);
   setup.run = run;
   setup.timeout_ms = timeout_ms;
-  setup.interrupted = &signal_arrived;
+  setup.interrupted = [&watch] { return signal_arrived() || raises(watch); };
   Status status;
   ControlLink link;
   {
@@ -95,7 +107,9 @@ void bind_transport(py::module_& module) {
   py::class_<ControlLink>(module, "ControlLink", "Connections that no runtime uses yet.");
   module.def("connect_control", &connect_control, py::arg("listener"), py::arg("rank"),
              py::arg("addresses"), py::arg("token"), py::arg("run"), py::arg("timeout_ms"),
-             "Joins the ranks at `addresses`; waits without the GIL. Raises StatusError.");
+             py::arg("watch"),
+             "Joins the ranks at `addresses`; waits without the GIL, and calls `watch` several "
+             "times a second, which may raise. Raises StatusError.");
   module.def("join_control", &join_control, py::arg("control"), py::arg("run"),
              py::arg("heartbeat_ms"), py::arg("peer_timeout_ms"), py::arg("spin_us"),
              py::arg("spin_yields"), py::arg("agreement") = nullptr,

@@ -14,6 +14,7 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp import _C
 
 M, WIDTH = 4, 4
 TIMEOUT_S = 24.0
@@ -197,6 +198,33 @@ def test_an_interrupted_set_up_is_told_to_those_who_wait():
     assert interrupted[0] == "KeyboardInterrupt", answers
     assert told[0] == "RankTimeoutError" and told[2] < 30.0, answers
     assert "given up: rank 1 left it with KeyboardInterrupt" in told[1], answers
+    check_retries(answers)
+
+
+def run_interrupted_while_connecting(rank, num_ranks):
+    """All have met in the store; one is interrupted before the others reach it."""
+    stage, arguments = make_stage(rank), arguments_of(rank, num_ranks)
+    connect = _C.connect_control
+    if rank == 1:
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        _C.connect_control = interrupted
+    try:
+        said = [outcome(rrfp.run_pipeline, stage, *arguments, stall_timeout_s=60.0)]
+    finally:
+        _C.connect_control = connect
+    return said + retry(stage, arguments), stage.weight.grad.numpy()
+
+
+def test_so_is_one_that_is_interrupted_while_the_others_connect():
+    answers = worker_group(3).values(run_interrupted_while_connecting)
+    assert answers[1][0][0][0] == "KeyboardInterrupt", answers
+    for rank in (0, 2):
+        name, text, after_s = answers[rank][0][0]
+        assert name == "RankTimeoutError" and after_s < 30.0, answers
+        assert "given up: rank 1 left it with KeyboardInterrupt" in text, answers
     check_retries(answers)
 
 
