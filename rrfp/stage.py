@@ -135,13 +135,18 @@ class StageStep:
     def backward(self, microbatch, parcels):
         """Run B; returns a parcel of gradients for each source."""
         roots, gradients, boxes = self._begin_backward(microbatch, parcels)
+        if not self.return_outputs:
+            self._forget(microbatch)
         if roots:
             run_backward(roots, gradients)
         del roots, gradients
         return own_gradients(boxes)
 
     def input_gradient(self, microbatch, parcels):
-        """Run I: as ``backward``, but what only parameters need is left to W where it can be."""
+        """Run I: as ``backward``, but what only parameters need is left to W where it can be.
+
+        A consumer's W may still read the output: its memory stays known while that has it.
+        """
         roots, gradients, boxes = self._begin_backward(microbatch, parcels)
         anchor = self._anchor if any(box is not None for box in boxes) else None
         half = run_input_half(roots, gradients, anchor, self.in_order, self.split_memory)
@@ -183,8 +188,6 @@ class StageStep:
         for loss in losses:
             roots.append(loss)
             gradients.append(self._seed(microbatch, loss))
-        if not self.return_outputs:
-            self._forget(microbatch)
         return roots, gradients, boxes
 
     def _call(self, microbatch, args, kwargs):

@@ -120,3 +120,25 @@ def test_ranks_of_one_process_may_write_to_what_they_receive():
     stages = [Keeping(False), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4).double())]
     inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
     rrfp.run_pipeline(stages, inputs, inputs, nn.functional.mse_loss)
+
+
+class Static(nn.Module):
+    """Without a parameter to train; returns the same memory every time."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [torch.empty(2, 4, dtype=torch.float64)]
+
+    def forward(self, x):
+        return self.kept[0].copy_(2 * x)
+
+
+def test_memory_that_a_later_stages_w_still_reads_is_not_returned_again():
+    """The first stage's I has long run when the second stage's W does."""
+    inputs = [torch.full((2, 4), float(m), dtype=torch.float64) for m in range(M)]
+    first = [f"0{kind}{m}" for m in range(M) for kind in "FIW"]
+    second = [f"1{kind}{m}" for m in range(M) for kind in "FI"] + [f"1W{m}" for m in range(M)]
+    with pytest.raises(rrfp.StageError, match="stage 0 returned the same memory for microbatch 1"):
+        rrfp.run_pipeline([Static(), nn.Linear(4, 4).double()], inputs, inputs,
+                          nn.functional.mse_loss, hint=first + second, slack=0,
+                          split_backward=True, max_in_flight=M)
