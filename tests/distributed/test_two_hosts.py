@@ -72,9 +72,9 @@ def test_interface_that_is_not_there():
 
 
 @contextlib.contextmanager
-def two_hosts(seed):
+def two_hosts(seed, delay_ms):
     try:
-        hosts = TwoHosts(delay_ms=5, loss=0.01, seed=seed).__enter__()
+        hosts = TwoHosts(delay_ms=delay_ms, loss=0.01, seed=seed).__enter__()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"runs as root where /dev/net/tun is: {error}")
     try:
@@ -92,16 +92,17 @@ def on_host(hosts, rank, **more):
     "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
 )
 def test_two_hosts_with_delay_and_loss(seed, interfaces):
-    """2 x 2 ranks, 5 ms one way and one packet in a hundred lost. The two ranks at the line say
-    that they were idle for what was on it, and whose that was; the others waited for those two.
+    """2 x 2 ranks, 30 ms one way and one packet in a hundred lost: more than a stage takes where
+    others have the processors. The two ranks at the line say that they were idle for what was on
+    it, and whose that was; the others waited for those two.
     """
-    with two_hosts(seed) as hosts:
+    with two_hosts(seed, delay_ms=30) as hosts:
         said = least_disturbed(finish([
             on_host(hosts, rank, arguments=["large messages"], RRFP_SOCKET_IFNAME=interfaces)
             for rank in range(4)]))
     assert len(said) == 4
     # A microbatch crosses the line there and back.
-    assert all(line["wall_s"] > 0.010 for line in said), said
+    assert all(line["wall_s"] > 0.060 for line in said), said
     for rank, other in ((1, 2), (2, 1)):
         line = said[rank]
         assert line["transfer_s"] > line["input_s"], said
@@ -117,7 +118,7 @@ def test_two_hosts_with_delay_and_loss(seed, interfaces):
 def test_line_that_goes_down(seed):
     """Silence is all that tells a host out of reach: every rank says so, in time."""
     silence_s = 4
-    with two_hosts(seed) as hosts:
+    with two_hosts(seed, delay_ms=5) as hosts:
         ranks = [on_host(hosts, rank, arguments=["until cut"],
                          RRFP_PEER_TIMEOUT_S=str(silence_s)) for rank in range(4)]
         try:
