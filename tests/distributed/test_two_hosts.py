@@ -92,9 +92,9 @@ def on_host(hosts, rank, **more):
     "interfaces", ["", pytest.param(DEVICE, marks=pytest.mark.slow)]
 )
 def test_two_hosts_with_delay_and_loss(seed, interfaces):
-    """2 x 2 ranks, 30 ms one way and one packet in a hundred lost: more than a stage takes where
-    others have the processors. The two ranks at the line say that they were idle for what was on
-    it, and whose that was; the others waited for those two.
+    """2 x 2 ranks, 30 ms one way and one packet in a hundred lost. The two ranks at the line say
+    that they were idle for what was on it, and whose that was; the others waited for those two.
+    What is on its way out keeps a rank from an input that is not computed yet.
     """
     with two_hosts(seed, delay_ms=30) as hosts:
         said = least_disturbed(finish([
@@ -105,7 +105,7 @@ def test_two_hosts_with_delay_and_loss(seed, interfaces):
     assert all(line["wall_s"] > 0.060 for line in said), said
     for rank, other in ((1, 2), (2, 1)):
         line = said[rank]
-        assert line["transfer_s"] > line["input_s"], said
+        assert line["transfer_s"] > 0.050, said  # the line's own delay, there and back
         assert line["from"][str(other)] > 0.5 * line["transfer_s"], said
         words = (rf"rank {rank} was idle for [\d.]+ ms \([\d.]+ % of its wall time\) while its "
                  rf"next input was computed and in transfer: [\d.]+ ms from rank {other}")
