@@ -261,3 +261,13 @@ def gpu_gemm_slowdown(results):
              f"{row['gb_per_s']:.0f}"] for row in results["rows"]]
     return table(["channel", "product", "alone, us", "slow-down, sender", "slow-down, receiver",
                   "messages, GB/s"], rows)
+
+
+def gpu_free_sms(results):
+    sizes = list(results["rows"][0]["message_us_idle"])
+    rows = [[row["product"], str(row["free_sms"]), f"{row['product_us']:.0f}",
+             f"{100 * row['price']:.1f} %",
+             *(f"{row[f'message_us_{when}'][size]:.0f}" for size in sizes
+               for when in ("idle", "beside"))] for row in results["rows"]]
+    return table(["product", "SMs left free", "product, us", "price",
+                  *(f"{size}, {when}, us" for size in sizes for when in ("idle", "beside"))], rows)

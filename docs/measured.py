@@ -117,6 +117,12 @@ ABOUT = {
         "Matrix products beside messages",
         "What a steady stream of 16 MiB messages from one GPU to the other costs bf16 products on "
         "both."),
+    "gpu_free_sms.json": (
+        "SMs left free for NCCL",
+        "`RRFP_FREE_SMS` on one GPU: what bf16 products cost that leave so many multiprocessors "
+        "free, and how long a message of NCCL's takes beside them, from a GPU to itself; between "
+        "two GPUs it was not run. 8 are enough for a small message to begin at once, and cost 11 "
+        "to 16 %; 32 cost a quarter."),
     "gpu_jitter.json": (
         "Jitter and look-ahead on a GPU",
         "Eight ranks as threads of one process on one GPU, 32 microbatches, tasks that are waiting "

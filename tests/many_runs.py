@@ -137,8 +137,10 @@ def main():
         thread.start()
     for thread in threads:
         thread.join()
-    longest = sorted(runs.took_s.items(), key=lambda item: -item[1])[:8]
-    print("longest: " + ", ".join(f"{name} {took_s:.0f} s" for name, took_s in longest))
+    longest = sorted(runs.took_s.items(), key=lambda item: -item[1])
+    (out / "longest.txt").write_text("".join(f"{took_s:6.0f} s {name}\n"
+                                             for name, took_s in longest))
+    print("longest: " + ", ".join(f"{name} {took_s:.0f} s" for name, took_s in longest[:8]))
     print(f"{runs.num_done} of {len(jobs)} files run, {len(runs.failed)} failed, "
           f"{len(runs.cut)} cut off; {arguments.runs} runs of {len(files)} files, "
           f"{len(threads)} at a time on {len(arguments.cores)} cores; texts in {out}")

@@ -10,11 +10,11 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 from free_port import free_port
+from passing_threads import wait_for_passing_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 10
@@ -25,10 +25,7 @@ def held():
     import gc
 
     gc.collect()
-    # A wait that takes long looks into the store, on a thread that ends with the look.
-    looks = [thread for thread in threading.enumerate() if thread.name == "rrfp set-up look"]
-    for look in looks:
-        look.join(10.0)
+    wait_for_passing_threads()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     with open("/proc/self/maps") as file:

@@ -12,6 +12,7 @@ import parity_model as model
 import pytest
 import torch
 from parity_group import worker_group
+from passing_threads import wait_for_passing_threads
 
 import rrfp
 
@@ -214,6 +215,7 @@ def run_many_steps(rank, num_ranks, mode, steps):
             stage.log.clear()
         if index in (steps // 4, steps - 1):
             gc.collect()
+            wait_for_passing_threads()
             samples.append(
                 (
                     len(os.listdir("/proc/self/fd")),
