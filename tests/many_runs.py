@@ -1,7 +1,7 @@
 """The suite many times, each file on one core alone or crowded: does any test flake?
 
     python tests/many_runs.py [--runs 20] [--cores 0-15] [--jobs-per-core 1] [--skip FILE ...]
-        [--limit-s 3000] [--out FOLDER]
+        [--limit-s 3000] [--first-seed N] [--out FOLDER]
 
 Every run takes another seed. A file of tests is a pytest of its own, pinned to one core, which so
 many others share; half of the runs begin with their last file, so that neighbours differ. Where
@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FIRST_SEED = 20260518
 # Begins a command in new namespaces: shared memory of its own, and the loopback device up, for
 # which there may be no program (SIOCSIFFLAGS, IFF_UP | IFF_RUNNING).
 ALONE = """
@@ -63,12 +62,12 @@ def files_of(skipped):
 class Runs:
     """Jobs (run, file) and what became of them."""
 
-    def __init__(self, jobs, out, limit_s):
+    def __init__(self, jobs, out, limit_s, first_seed):
         self.jobs = queue.SimpleQueue()
         for job in jobs:
             self.jobs.put(job)
         self.out, self.end = out, time.monotonic() + limit_s
-        self.words = isolation()
+        self.words, self.first_seed = isolation(), first_seed
         self.failed, self.cut, self.num_done = [], [], 0
         self.took_s = {}
         self._lock = threading.Lock()
@@ -96,7 +95,8 @@ class Runs:
                 done = subprocess.run(
                     command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=left_s,
                     preexec_fn=lambda: os.sched_setaffinity(0, {core}), check=False,
-                    env={**os.environ, "RRFP_SEED": str(FIRST_SEED + run), "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, "RRFP_SEED": str(self.first_seed + run),
+                         "OMP_NUM_THREADS": "1"},
                 )
                 status = done.returncode
             except subprocess.TimeoutExpired:
@@ -123,6 +123,7 @@ def main():
     parser.add_argument("--jobs-per-core", type=int, default=1)
     parser.add_argument("--skip", nargs="*", default=[], help="parts of names of files")
     parser.add_argument("--limit-s", type=float, default=3000)
+    parser.add_argument("--first-seed", type=int, default=20260518)
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     out = arguments.out or Path(tempfile.mkdtemp(prefix="rrfp-many-runs-"))
@@ -130,7 +131,7 @@ def main():
     files = files_of(arguments.skip)
     jobs = [(run, name) for run in range(arguments.runs)
             for name in (files if run % 2 == 0 else reversed(files))]
-    runs = Runs(jobs, out, arguments.limit_s)
+    runs = Runs(jobs, out, arguments.limit_s, arguments.first_seed)
     threads = [threading.Thread(target=runs.work, args=(core,))
                for core in sorted(arguments.cores) for _ in range(arguments.jobs_per_core)]
     for thread in threads:
