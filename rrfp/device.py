@@ -257,6 +257,7 @@ def join_devices(rendezvous, control, run, edges, device, transport, agreement):
 
     Raises:
         DeviceError: There is no way; the same on every rank, with every rank's reasons.
+        RankTimeoutError: A rank has given the set-up up, or did not come in time.
     """
     member = rendezvous.member
     torch.cuda.current_stream(device)  # torch starts the device first, its way
@@ -275,7 +276,8 @@ def join_devices(rendezvous, control, run, edges, device, transport, agreement):
         cards = rendezvous.exchange({"link": link and link.address, "refusal": refusal})
         refusal = _first_refusal(cards)
         if refusal is None:
-            refusal = link.open([card["link"] for card in cards], rendezvous.time_left_ms())
+            refusal = link.open([card["link"] for card in cards], rendezvous.time_left_ms(),
+                                rendezvous.watch_for_leavers())
             refusal = _first_refusal(rendezvous.exchange({"refusal": refusal}))
         if refusal is None:
             return _C.join_device(

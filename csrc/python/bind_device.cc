@@ -37,11 +37,11 @@ py::dict cuda_support_dict() {
 }
 
 std::string open_link(DeviceLink& link, const std::vector<std::string>& addresses,
-                      std::int64_t timeout_ms) {
+                      std::int64_t timeout_ms, const py::function& watch) {
   std::string refusal;
   {
     const GilRelease nogil;
-    refusal = link.open(addresses, timeout_ms, &signal_arrived);
+    refusal = link.open(addresses, timeout_ms, [&watch] { return is_interrupted(watch); });
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   return refusal;
@@ -87,8 +87,9 @@ void bind_device(py::module_& module) {
              "What CUDA can do here. Starts the driver: a process forked later cannot use it.");
   py::class_<DeviceLink>(module, "DeviceLink", "A rank's way to the devices of its peers.")
       .def_property_readonly("address", &DeviceLink::address)
-      .def("open", &open_link, py::arg("addresses"), py::arg("timeout_ms"),
-           "Opens it with the addresses of all ranks: '' or why that is not possible.");
+      .def("open", &open_link, py::arg("addresses"), py::arg("timeout_ms"), py::arg("watch"),
+           "Opens it with the addresses of all ranks: '' or why that is not possible. `watch` is "
+           "called several times a second, and may raise.");
   module.def("ipc_link", &make_ipc_link, py::arg("rank"), py::arg("num_ranks"), py::arg("device"),
              py::arg("follows_streams"),
              "Copy engines between the devices of one host; streams may wait for messages.");

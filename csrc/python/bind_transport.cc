@@ -38,17 +38,6 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num
   return runtimes;
 }
 
-// Leaves the error to PyErr_Occurred(): it is asked from inside the core.
-bool raises(const py::function& watch) {
-  const GilAcquire gil;
-  try {
-    watch();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  }
-  return PyErr_Occurred() != nullptr;
-}
-
 ControlLink connect_control(SocketListener& listener, std::int32_t rank,
                             std::vector<std::string> addresses, const std::string& token,
                             std::uint64_t run, std::int64_t timeout_ms,
@@ -61,7 +50,7 @@ ControlLink connect_control(SocketListener& listener, std::int32_t rank,
   setup.addresses = std::move(addresses);
   setup.run = run;
   setup.timeout_ms = timeout_ms;
-  setup.interrupted = [&watch] { return signal_arrived() || raises(watch); };
+  setup.interrupted = [&watch] { return is_interrupted(watch); };
   Status status;
   ControlLink link;
   {
@@ -88,9 +77,15 @@ void set_spin_us(std::int64_t spin_us) { ProgressThread::instance().set_spin_us(
 
 }  // namespace
 
-bool signal_arrived() {
+bool is_interrupted(const py::function& watch) {
   const GilAcquire gil;
-  return PyErr_CheckSignals() != 0;
+  if (PyErr_CheckSignals() != 0) return true;
+  try {
+    watch();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
+  return PyErr_Occurred() != nullptr;
 }
 
 void bind_transport(py::module_& module) {

@@ -1,6 +1,8 @@
 // ControlLink: the control connections of a rank, between the moment they stand and the moment
-// a runtime takes them over; what sets them up asks signal_arrived() meanwhile.
+// a runtime takes them over; what sets a rank up asks is_interrupted() meanwhile.
 #pragma once
+
+#include <pybind11/pybind11.h>
 
 #include <memory>
 
@@ -12,8 +14,9 @@ struct ControlLink {
   std::unique_ptr<Transport> transport;
 };
 
-// For set-up on the thread that came from Python, which holds no GIL. A signal's exception
-// stays set in that thread's state and is raised when the set-up has ended.
-bool signal_arrived();
+// For set-up on the thread that came from Python, which holds no GIL: whether a signal has arrived
+// or `watch` raises. The exception stays set in that thread's state, for it to be raised when the
+// set-up has ended.
+bool is_interrupted(const pybind11::function& watch);
 
 }  // namespace rrfp::python

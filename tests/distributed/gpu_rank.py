@@ -52,7 +52,7 @@ def parse():
     parser.add_argument("--check-memory", action="store_true", help="nobody else uses the GPUs")
     parser.add_argument("--beside-all-reduces", action="store_true")
     parser.add_argument("--kill-rank", type=int, default=-1)
-    parser.add_argument("--kill-at", choices=["set-up", "step"], default="step")
+    parser.add_argument("--kill-at", choices=["set-up", "step", "leave"], default="step")
     parser.add_argument("--timeout-s", type=float, default=60.0)
     return parser.parse_args()
 
@@ -146,14 +146,17 @@ def run_graphs(options, rank, num_ranks, device):
             raise AssertionError(f"seed {seed}, {case}: {error}") from error
 
 
-def die_at_set_up():
-    """Let this process kill itself when the devices' addresses are known, and not yet opened."""
+def end_at_set_up(how):
+    """Let this process kill itself, or be interrupted (``how`` "leave"), when the devices'
+    addresses are known, and not yet opened."""
     import rrfp.device
 
-    def die(cards):
+    def end(cards):
+        if how == "leave":
+            raise KeyboardInterrupt
         os.kill(os.getpid(), signal.SIGKILL)
 
-    rrfp.device._first_refusal = die
+    rrfp.device._first_refusal = end
 
 
 def main():
@@ -171,8 +174,8 @@ def main():
         thread.start()
     began = time.monotonic()
     says = {"rank": rank}
-    if options.kill_at == "set-up" and options.kill_rank == rank:
-        die_at_set_up()
+    if options.kill_at != "step" and options.kill_rank == rank:
+        end_at_set_up(options.kill_at)
     try:
         if options.graphs:
             run_graphs(options, rank, num_ranks, device)

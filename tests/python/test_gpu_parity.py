@@ -189,6 +189,15 @@ def test_a_rank_killed_at_set_up_is_named(transport):
     assert len(lines) == 1 and "rank 1" in lines[0]["text"], transcript
 
 
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_a_rank_that_leaves_at_set_up_is_told_to_those_who_connect(transport):
+    lines, transcript = launch(2, "--transport", transport, "--kill-rank", "1",
+                               "--kill-at", "leave", "--timeout-s", "150")
+    assert [line["error"] for line in lines] == ["RankTimeoutError"], transcript
+    assert "rank 1 left it with KeyboardInterrupt" in lines[0]["text"], transcript
+    assert lines[0]["seconds"] < 60, transcript
+
+
 @two_gpus
 @pytest.mark.parametrize("transport", ["ipc", "nccl"])
 def test_sources_in_expandable_segments(transport):
