@@ -170,6 +170,8 @@ def main():
         print("the last step, rank by rank:")
         print(replace(report, ranks=sum((each.ranks for each in reports), ())))
         print("(what the columns are: docs/concepts.md, What a step returns)")
+        if "guard" in report.hint:
+            print("(the guard found that order faster here: docs/concepts.md, Waiting)")
         print(f"loss {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last")
         merged = [{key: grad for part in parts for key, grad in part.items()}
                   for parts in zip(*kept, strict=True)]

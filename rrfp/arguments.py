@@ -162,6 +162,15 @@ def _normalise_lookahead(lookahead):
     return lookahead
 
 
+def _check_callable(loss_fns):
+    for function in loss_fns:
+        if not callable(function):
+            raise TypeError(
+                f"loss_fn is a {type(function).__name__}; it must be callable. It comes after the "
+                "targets, or by name: loss_fn=."
+            )
+
+
 class StepRequest:
     """What one rank asks of a step: options for all, and the tables of its own stages."""
 
@@ -221,9 +230,7 @@ class StepRequest:
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
         self._loss_fns = by_loss_stage("loss_fn", loss_fn, layout, own_stages)
-        for stage, function in self._loss_fns.items():
-            if not callable(function):
-                raise TypeError(f"loss_fn is a {type(function).__name__}; it must be callable.")
+        _check_callable(self._loss_fns.values())
         self._check_training(targets)
         self.inputs = draw_inputs(microbatches, layout, own_stages, num_microbatches)
         self.targets = draw_targets(targets, layout, own_stages, num_microbatches)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 from rrfp import _C
 from rrfp.agreement import decide
@@ -76,7 +77,10 @@ def simulate(
     forward_only=False,
     fifo_links=False,
 ):
-    """Simulate one step with given durations.
+    """Simulate one step with given durations, one stage per rank.
+
+    It is the step that the hint gives: the guard, which learns from real steps, has no say, and
+    no time is taken by hosts.
 
     Args:
         durations: Seconds per task: ``{(kind, stage, microbatch): seconds}`` with kind ``"F"``
@@ -168,7 +172,7 @@ def _lookup(durations):
     if not isinstance(durations, Mapping):
         raise TypeError(
             f"durations is a {type(durations).__name__}; pass {{(kind, stage, microbatch): "
-            "seconds}} or a callable."
+            "seconds} or a callable."
         )
 
     def look_up(kind, stage, microbatch):
@@ -191,10 +195,10 @@ def _table(name, seconds_of, kinds, used, num_stages, num_microbatches):
         for stage in range(num_stages):
             for microbatch in range(num_microbatches):
                 seconds = seconds_of(kind, stage, microbatch) if kind in used else 0.0
-                if not 0 <= seconds < 1e9:
+                if not isinstance(seconds, Real) or not 0 <= seconds < 1e9:
                     raise ValueError(
-                        f"{name} of {stage}{kind}{microbatch} is {seconds!r}; it must be at "
-                        "least 0 s."
+                        f"{name} of {stage}{kind}{microbatch} is {seconds!r}; it must be a number "
+                        "of seconds, at least 0."
                     )
                 table.append(round(seconds * _NS))
     return table

@@ -44,7 +44,8 @@ COMMANDS = {
 }
 PYTHON_BLOCKS = {"README.md": "examples/01_quickstart.py",
                  "docs/data_parallel.md": "examples/03_data_parallel.py"}
-RECIPES = {"docs/api.md": "test_api_page.py"}  # pages whose blocks are run one by one
+# Pages whose blocks are run one by one.
+RECIPES = {"docs/api.md": "test_api_page.py", "docs/from_pipelining.md": "test_from_pipelining.py"}
 NOT_RUN = {"text", "diff"}  # languages of blocks that are drawings, or compared elsewhere
 
 

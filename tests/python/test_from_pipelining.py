@@ -1,0 +1,51 @@
+"""docs/from_pipelining.md: its two blocks train one model alike, and its names exist.
+
+Would catch: a block that has gone stale on either side, a class or hint that is no more.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.pipelining
+from parity_group import worker_group
+from torch import nn
+
+from rrfp.hints import NAMES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/from_pipelining.md").read_text()
+P = 3
+
+
+def run_block(rank, ranks, block, seed):
+    """Losses and the gradients of this rank's stage, of one block."""
+    torch.manual_seed(seed)
+    model = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(ranks)]
+    names = {"rank": rank, "ranks": ranks, "stage_module": model[rank],
+             "device": torch.device("cpu"), "loss_fn": nn.functional.mse_loss,
+             "inputs": torch.randn(24, 8).double(), "targets": torch.randn(24, 8).double()}
+    exec(block, names)
+    losses = [float(loss) for loss in names["losses"] or []]
+    return losses, [p.grad.tolist() for p in model[rank].parameters()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_blocks_train_alike(seed):
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    theirs, ours = (worker_group(P).values(run_block, block, seed) for block in blocks)
+    assert len(theirs[-1][0]) == 8 and not theirs[0][0]
+    for (their_losses, their_grads), (our_losses, our_grads) in zip(theirs, ours, strict=True):
+        assert our_losses == pytest.approx(their_losses, rel=1e-12)
+        for got, want in zip(our_grads, their_grads, strict=True):
+            torch.testing.assert_close(torch.tensor(got).double(), torch.tensor(want).double(),
+                                       rtol=1e-10, atol=1e-14)
+
+
+def test_what_it_names_is_there():
+    classes = set(re.findall(r"\bSchedule[A-Z0-9]\w+|\bPipelineStage\b|\bSplitPoint\b", PAGE))
+    assert len(classes) == 9
+    assert all(hasattr(torch.distributed.pipelining, name) for name in classes)
+    row = next(line for line in PAGE.splitlines() if "`ScheduleGPipe`" in line)
+    assert set(re.findall(r'`"([\w-]+)"`', row)) <= set(NAMES)
