@@ -139,8 +139,19 @@ def _normalise_seed(seed):
     return seed
 
 
+def _flag(name, value):
+    """What equals True or False, as a bool; "False" and others, which Python takes for true, are
+    refused."""
+    try:
+        if value in (True, False):
+            return bool(value)
+    except Exception:  # an array or a tensor says that it is not one value
+        pass
+    raise TypeError(f"{name} is a {type(value).__name__}; use True or False.")
+
+
 def _normalise_products(add_in_products, is_deterministic):
-    if add_in_products and is_deterministic:
+    if _flag("add_in_products", add_in_products) and is_deterministic:
         raise ValueError(
             "add_in_products rounds otherwise than a plain loop, whose bits deterministic "
             "promises; pass one of them."
@@ -213,7 +224,7 @@ class StepRequest:
         self.slack = _normalise_slack(slack)
         self.in_flight = in_flight_limit(max_in_flight, layout, slack)
         self.activation_bytes = activation_table(activation_bytes, layout)
-        self.deterministic = bool(deterministic)
+        self.deterministic = _flag("deterministic", deterministic)
         self.split_backward = self._normalise_split(split_backward)
         self.add_in_products = _normalise_products(add_in_products, self.deterministic)
         self.seed = _normalise_seed(seed)
@@ -223,9 +234,9 @@ class StepRequest:
         self.costs = None if costs is None else _numbers("costs", costs, 0)
         self.loss_reduction = _normalise_reduction(loss_reduction)
         self.grad_scale = _normalise_scale(grad_scale)
-        self.return_outputs = bool(return_outputs)
-        self.broadcast_loss = bool(broadcast_loss)
-        self.forward_only = bool(forward_only)
+        self.return_outputs = _flag("return_outputs", return_outputs)
+        self.broadcast_loss = _flag("broadcast_loss", broadcast_loss)
+        self.forward_only = _flag("forward_only", forward_only)
         self.lookahead = _normalise_lookahead(lookahead)
         check_timeout("stall_timeout_s", stall_timeout_s)
         self.stall_timeout_s = stall_timeout_s
@@ -313,11 +324,11 @@ class StepRequest:
 
     def _normalise_split(self, split_backward):
         """Whether backwards run as I and W; None: where the hint or ``deterministic`` needs it."""
-        if split_backward not in (None, False, True):
-            raise TypeError(f"split_backward is {split_backward!r}; use None, True or False.")
+        if split_backward is not None:
+            split_backward = _flag("split_backward", split_backward)
         if self.order:
             names_halves = has_halves(self.order)
-            if split_backward is not None and bool(split_backward) != names_halves:
+            if split_backward not in (None, names_halves):
                 raise ValueError(
                     f"split_backward is {split_backward}, but the order given as hint lists "
                     f"{'I and W' if names_halves else 'B'} tasks; leave split_backward at None."
@@ -325,7 +336,7 @@ class StepRequest:
             return names_halves
         if split_backward is None:
             return self.deterministic or self.hint in SPLIT_HINTS
-        return bool(split_backward)
+        return split_backward
 
     def _check_training(self, targets):
         if callable(targets) and not hasattr(targets, "__iter__"):

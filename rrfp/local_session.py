@@ -49,7 +49,12 @@ class LocalSession(Session):
             runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
             self._streams = LocalStreams(by_rank)
         self._runtimes = runtimes  # which the end of the program may close and take at once
-        self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
+        try:
+            for rank in range(layout.num_ranks):
+                self._workers.append(Worker(f"rrfp-rank{rank}"))
+        except BaseException:
+            self.close("its set-up was interrupted")
+            raise
         logger.info("%d ranks in one process, joined through %s, version %s, torch %s",
                     layout.num_ranks, runtimes[0].transport_name,
                     _C.build_info()["version"], torch.__version__)
@@ -112,7 +117,7 @@ class LocalSession(Session):
             for worker, rank_step in zip(self._workers, rank_steps):
                 worker.submit(rank_step, finished)
             for _ in rank_steps:
-                _, error = finished.get()
+                error = finished.get().pop()
                 if error is not None:
                     errors.append(error)
                     if not isinstance(error, _C.StatusError):

@@ -138,6 +138,8 @@ class ProcessSession(Session):
             body = pickle.dumps(answer)
             for peer in range(1, runtime.num_ranks):
                 runtime.send_control(peer, body)
+            if isinstance(answer, tuple):
+                self._wait_sends()  # this process may end with the error
         else:
             runtime.send_control(0, pickle.dumps(view))
             body = self._hear(0, timeout_s + _ANSWER_GRACE_S)
@@ -200,8 +202,7 @@ class ProcessSession(Session):
         Bounded by the peers: one that dies or stalls ends this wait with its error.
         """
         runtime = self._runtime
-        while not runtime.wait_sends(_FINISH_SLICE_MS):
-            pass
+        self._wait_sends()
         losses = {}
         if request.broadcast_loss and result.losses is not None:
             tables = result.losses
@@ -218,6 +219,7 @@ class ProcessSession(Session):
             body = pickle.dumps(losses)
             for peer in range(1, runtime.num_ranks):
                 runtime.send_control(peer, body)
+            self._wait_sends()  # this process may end as soon as its step has returned
         else:
             runtime.send_control(0, pickle.dumps((losses, taken)))
             losses = self._recv(0)
@@ -230,6 +232,10 @@ class ProcessSession(Session):
                     stage: own[stage] if stage in own else losses_of_plain(losses[stage])
                     for stage in sorted(losses)
                 }, self.layout)
+
+    def _wait_sends(self):
+        while not self._runtime.wait_sends(_FINISH_SLICE_MS):
+            pass
 
     def _recv(self, peer):
         while True:

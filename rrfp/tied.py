@@ -224,7 +224,8 @@ def _sampled(parameter):
     plain = parameter.detach()
     if plain.numel() == 0:
         return []
-    places = torch.linspace(0, plain.numel() - 1, min(_NUM_SAMPLES, plain.numel())).long()
+    places = torch.linspace(0, plain.numel() - 1, min(_NUM_SAMPLES, plain.numel()),
+                            dtype=torch.float64).long()
     if plain.dim() > 0:
         plain = plain[torch.unravel_index(places, plain.shape)]
     return torch.view_as_real(plain.reshape(-1).to(torch.complex128)).flatten().tolist()

@@ -186,14 +186,17 @@ class Worker:
         self.thread.start()
 
     def submit(self, rank_step, finished):
-        """Run a step; ``finished`` (a queue) gets (rank_step, exception or None)."""
+        """Run a step; ``finished`` (a queue) gets [exception or None], which the taker empties.
+
+        By then nothing of the step is held here: the taker may be the last to know its stages.
+        """
         with self._lock:
             if not self._is_closed:
                 self._jobs.put((rank_step, finished))
                 self._num_running += 1  # last: a Ctrl-C between the two hides a step, makes none up
                 return
         error = ClosedError("this pipeline was closed while a step began. Build a new one.")
-        finished.put((rank_step, error))
+        finished.put([error])
 
     @property
     def is_idle(self):
@@ -224,7 +227,9 @@ class Worker:
                 error = caught
             if os.getpid() != process:
                 _leave_child(rank_step.stage_error or error)
-            finished.put((rank_step, error))
+            answer = [error]
+            del rank_step, error
+            finished.put(answer)
             with self._lock:
                 self._num_running -= 1
-            del rank_step, finished, error  # nothing of a step outlives it here
+            del finished, answer

@@ -267,3 +267,6 @@ BAD = {
         on_rank(1, slack=-4), ["slack", "-4", "rank 1"], where="processes"
     ),
 }
+for flag in ("forward_only", "deterministic", "return_outputs", "broadcast_loss",
+             "add_in_products", "split_backward"):
+    BAD |= options(flag, ["False", torch.ones(2)], ["True or False"], error="TypeError")

@@ -1,7 +1,8 @@
 """Closing a pipeline while a step begins, and Ctrl-C wherever it comes: nothing waits for ever.
 
 Would catch: a step handed to a worker that has just ended, which nobody answers; an answer that is
-lost with an interrupt, and waited for; a session half closed, whose threads outlive it.
+lost with an interrupt, and waited for; a session half closed, whose threads outlive it; a pipeline
+kept for good because its own thread was the last to know a stage.
 """
 
 import os
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import rrfp
+from rrfp import session
 from rrfp.worker import RankStep, Worker
 
 RANKS, M = 2, 4
@@ -70,7 +72,7 @@ def test_a_closed_worker_answers():
         put = staticmethod(answers.append)
 
     worker.submit(object.__new__(RankStep), Finished)
-    assert worker.is_idle and isinstance(answers[0][1], rrfp.ClosedError)
+    assert worker.is_idle and isinstance(answers[0][0], rrfp.ClosedError)
 
 
 INTERRUPTED = """
@@ -139,3 +141,40 @@ def test_a_close_that_is_interrupted_is_finished_by_the_next(monkeypatch):
     left = {thread.name for thread in threading.enumerate() if thread.name.startswith("rrfp-rank")}
     assert len(calls) == 2 + RANKS and before >= left
     assert not any(worker.thread.is_alive() for worker in calls)
+
+
+def test_a_pipeline_goes_with_its_stages_though_a_worker_is_slow_to_let_go(caplog):
+    """Its thread would close it, and cannot wait for itself."""
+
+    def trace(frame, event, arg):
+        def each_line(frame, event, arg):
+            time.sleep(0.003)
+            return each_line
+
+        return each_line if frame.f_code.co_name == "_serve" else None
+
+    before = list(session._abandoned_sessions)
+    threading.settrace(trace)  # of threads that start from now on
+    try:
+        for _ in range(3):
+            stages = [Napping(0.0) for _ in range(RANKS)]
+            rrfp.run_pipeline(stages, batch(), batch(), nn.functional.mse_loss)
+            del stages
+    finally:
+        threading.settrace(None)
+    assert session._abandoned_sessions == before and not caplog.records
+
+
+def test_a_set_up_that_is_interrupted_leaves_no_thread(monkeypatch):
+    begin, begun = Worker.__init__, []
+
+    def interrupted(worker, name):
+        if begun:
+            raise KeyboardInterrupt
+        begin(worker, name)
+        begun.append(worker)
+
+    monkeypatch.setattr(Worker, "__init__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rrfp.Pipeline([Napping(0.0) for _ in range(RANKS)])
+    assert not begun[0].thread.is_alive()

@@ -1,9 +1,9 @@
 """A program that ends while threads of its own are inside rrfp has its exit status, not an abort;
-and a child that a stage forked ends.
+a child that a stage forked ends; and ranks may end right after their last step.
 
 Would catch: a thread that asks for the GIL once the interpreter is ending, is unwound, and takes
 the process with it ("terminate called without an active exception"); a child whose only thread
-waits for the next step.
+waits for the next step; a step that returns on rank 0 before the others were told of its end.
 """
 
 import subprocess
@@ -66,4 +66,36 @@ rrfp.run_pipeline(stages, batch, batch, torch.nn.functional.mse_loss)
 def test_a_child_of_a_stage_ends():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True,
                           timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# Ranks that end without close(), as a program does that calls os._exit().
+LEAVING = """
+import os, sys, tempfile, torch, torch.distributed as dist, rrfp
+
+def run(rank, path):
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
+    batch, stage = [torch.ones(2, 4)] * 2, torch.nn.Linear(4, 4)
+    for _ in range(2):
+        rrfp.run_pipeline(stage, batch if rank == 0 else None,
+                          batch if rank == RANKS - 1 else None, torch.nn.functional.mse_loss)
+    os._exit(0)
+
+RANKS = 3
+torch.set_num_threads(1)
+with tempfile.TemporaryDirectory() as folder:
+    for number in range(10):
+        children = []
+        for rank in range(RANKS):
+            children.append(os.fork())
+            if children[-1] == 0:
+                run(rank, f"{folder}/{number}")
+        for child in children:
+            assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_ranks_that_end_right_after_their_last_step():
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True,
+                          timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
