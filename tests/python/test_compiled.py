@@ -65,6 +65,8 @@ def run_rank(rank, num_ranks, mode, backend, setting):
 
 
 def check(mode, backend, setting):
+    if mode == "threads" and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11's tracer crashes beside other threads; runs with another torch")
     group = worker_group(1, False) if mode == "threads" else worker_group(NUM_STAGES)
     answers = group.values(run_rank, mode, backend, setting)
     bound = 1e-6 if backend == "inductor" else 0.0
