@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 
 from rrfp import _C
 from rrfp.agreement import decide
@@ -188,6 +187,13 @@ def _latency(latency):
     return latency if callable(latency) else lambda kind, stage, microbatch: latency
 
 
+def _is_duration(seconds):
+    try:
+        return bool(0 <= seconds < 1e9)
+    except TypeError:  # None, say, or a text
+        return False
+
+
 def _table(name, seconds_of, kinds, used, num_stages, num_microbatches):
     """Nanoseconds by kind, stage and microbatch, in one list; 0 for kinds that are not used."""
     table = []
@@ -195,10 +201,10 @@ def _table(name, seconds_of, kinds, used, num_stages, num_microbatches):
         for stage in range(num_stages):
             for microbatch in range(num_microbatches):
                 seconds = seconds_of(kind, stage, microbatch) if kind in used else 0.0
-                if not isinstance(seconds, Real) or not 0 <= seconds < 1e9:
+                if not _is_duration(seconds):
                     raise ValueError(
                         f"{name} of {stage}{kind}{microbatch} is {seconds!r}; it must be a number "
                         "of seconds, at least 0."
                     )
-                table.append(round(seconds * _NS))
+                table.append(round(float(seconds) * _NS))
     return table

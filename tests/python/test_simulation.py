@@ -58,3 +58,9 @@ def test_what_a_step_has_learnt_changes_the_next():
     assert first.ranks != second.ranks
     with pytest.raises(ValueError, match="one entry per rank"):
         _C.simulate(plan, durations, latencies, False, _C.LearntTimes(3, 1))
+
+
+@pytest.mark.parametrize("value", [None, "1", -1.0, float("nan"), [1.0]])
+def test_what_is_no_duration_is_refused_by_name(value):
+    with pytest.raises(ValueError, match="durations of 0F0 is .*; it must be a number of seconds"):
+        rrfp.simulate(lambda kind, stage, m: value, num_stages=2, num_microbatches=2)
