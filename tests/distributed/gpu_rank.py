@@ -147,7 +147,7 @@ def run_graphs(options, rank, num_ranks, device):
 
 
 def end_at_set_up(how):
-    """Let this process kill itself, or be interrupted (``how`` "leave"), when the devices'
+    """Let this process kill itself, or raise as Ctrl-C does (``how`` "leave"), when the devices'
     addresses are known, and not yet opened."""
     import rrfp.device
 
