@@ -17,9 +17,9 @@ import argparse
 import time
 from itertools import pairwise
 
+import gpu_ranks
 import torch
 import torch.distributed as dist
-import two_gpus
 from host_cost import HOPS, WIDTH, Scale, loss_fn, plain_us
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -114,7 +114,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank, device = two_gpus.join()
+    rank, device = gpu_ranks.join()
     plain = Scale().to(device), torch.ones(4, WIDTH, device=device)
     mine = {
         "arrival_to_start_us": arrivals_us(rank, device),
@@ -126,11 +126,11 @@ def main():
     dist.all_gather_object(both, (mine, profiled(rank, device)))
     if rank == 0:
         found = {**both[1][0], **after_computed_us(both[0][1], both[1][1])}
-        figures = {name: two_gpus.record.quantiles(values) for name, values in found.items()}
+        figures = {name: gpu_ranks.record.quantiles(values) for name, values in found.items()}
         for name, (low, middle, high) in figures.items():
             print(f"{name:<24}{middle:>8.1f}   ({low:.1f} to {high:.1f})", flush=True)
-        two_gpus.keep(arguments.out, {"quartiles": figures})
-    two_gpus.leave()
+        gpu_ranks.keep(arguments.out, {"quartiles": figures})
+    gpu_ranks.leave()
 
 
 if __name__ == "__main__":

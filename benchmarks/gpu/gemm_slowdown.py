@@ -17,9 +17,9 @@ import statistics
 import threading
 import time
 
+import gpu_ranks
 import torch
 import torch.distributed as dist
-import two_gpus
 from torch import nn
 
 import rrfp
@@ -134,7 +134,7 @@ def main():
     parser.add_argument("--free", nargs="+", type=int, default=[0, 16, 32])
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank, device = two_gpus.join("cpu:gloo,cuda:nccl")
+    rank, device = gpu_ranks.join("cpu:gloo,cuda:nccl")
     rows = []
     for transport in arguments.transports:
         for num_free in arguments.free if transport == "nccl" else [0]:
@@ -143,8 +143,8 @@ def main():
                     rows.append(measure(shape, transport, num_free, rank, device))
                 if rank == 0:
                     print(json.dumps(rows[-1]), flush=True)
-    two_gpus.keep(arguments.out, {"rows": rows})
-    two_gpus.leave()
+    gpu_ranks.keep(arguments.out, {"rows": rows})
+    gpu_ranks.leave()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Sequence lengths that vary, on two GPUs: step time by hint, order and limit, beside what the
+"""Sequence lengths that vary, on several GPUs: step time by hint, order and limit, beside what the
 simulated world gives for the durations measured here.
 
     torchrun --nproc-per-node 2 benchmarks/gpu/lengths.py [--draws 3] [--out gpu_lengths]
+    torchrun --nproc-per-node 4 benchmarks/gpu/lengths.py [--draws 3] [--out gpu_lengths_4]
 
-The blocks of first_step.py, 16 microbatches of one sequence each; lengths are log-normal with a
-coefficient of variation of 0.4 and a mean of 4,096 tokens. For each draw every task is first timed
-alone on a GPU at rest, halves of backwards too; then the variants alternate in rounds. A ratio is
-the time of the fixed 1F1B order over the variant's. Each row is printed as soon as it is known.
+Eight blocks of first_step.py on each GPU, 16 microbatches of one sequence each; lengths are
+log-normal with a coefficient of variation of 0.4 and a mean of 4,096 tokens. For each draw every
+task is first timed alone on a GPU at rest, halves of backwards too; then the variants alternate in
+rounds. A ratio is the time of the fixed 1F1B order over the variant's. Each row is printed as soon
+as it is known.
 
 A GPU at its power limit computes the slower the busier it is kept. So the simulated world is asked
 twice: with the durations at rest, and with those times what the kernels of this very variant took
@@ -16,13 +18,14 @@ over the same kernels at rest (`simulated_in_run`; a profiled step of each round
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import time
 
+import gpu_ranks
 import torch
 import torch.distributed as dist
-import two_gpus
 from first_step import BLOCKS, MICROBATCHES, WIDTH, Block, step_ms
 from split_cost import Enter
 from torch import nn
@@ -38,15 +41,16 @@ BASELINE = "1f1b slack=0"
 FIXED = {"hint": "1f1b", "slack": 0}
 MID = {"microbatch_order": "mid"}
 SPLIT = {"split_backward": True}
+TWICE = {"max_in_flight": 2 * int(os.environ["WORLD_SIZE"])}
 VARIANTS = {
     BASELINE: FIXED,
     "1f1b slack=0, mid": {**FIXED, **MID},
     "auto, P": {},
-    "auto, 2P": {"max_in_flight": 4},
+    "auto, 2P": TWICE,
     "auto, mid, P": MID,
-    "auto, mid, 2P": {**MID, "max_in_flight": 4},
+    "auto, mid, 2P": {**MID, **TWICE},
     "auto split, mid, P": {**SPLIT, **MID},
-    "auto split, mid, 2P": {**SPLIT, **MID, "max_in_flight": 4},
+    "auto split, mid, 2P": {**SPLIT, **MID, **TWICE},
 }
 
 
@@ -76,16 +80,17 @@ class Tasks:
 
     def __init__(self, stage, rank, x, target):
         self.stage, self.rank, self.x, self.target = stage, rank, x, target
+        self.is_last = rank == dist.get_world_size() - 1
         self.anchor = torch.zeros((), requires_grad=True)
         self.output = self.half = None
 
     def forward(self):
         self.output = self.stage(Enter.apply(self.anchor, self.x) if self.rank else self.x)
-        if self.rank:
+        if self.is_last:
             self.output = nn.functional.mse_loss(self.output, self.target)
 
     def gradient(self):
-        return torch.ones_like(self.output) if self.rank else self.target
+        return torch.ones_like(self.output) if self.is_last else self.target
 
     def backward(self):
         self.output.backward(self.gradient())
@@ -125,15 +130,15 @@ class Tasks:
 
 
 class Rest:
-    """The tasks of a draw on GPUs at rest, of both ranks."""
+    """The tasks of a draw on GPUs at rest, of all ranks."""
 
     def __init__(self, stage, rank, inputs, targets):
         tasks = [Tasks(stage, rank, x, t) for x, t in zip(inputs, targets, strict=True)]
         mine = [each.seconds() for each in tasks]
         kernels = [  # of F and B; of F, I and W
-            two_gpus.kernel_s(lambda halves=halves: [each.whole(halves) for each in tasks])
+            gpu_ranks.kernel_s(lambda halves=halves: [each.whole(halves) for each in tasks])
             for halves in (False, bool(rank))]
-        gathered = [None, None]
+        gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, (mine, kernels))
         self.tables, self.kernels = zip(*gathered, strict=True)
 
@@ -154,8 +159,8 @@ def simulated_s(tables, slower, lengths, options):
         return slower[stage] * tables[stage][microbatch][kind]
 
     return rrfp.simulate(
-        duration, num_stages=2, num_microbatches=MICROBATCHES, latency=LATENCY_S, costs=lengths,
-        **options,
+        duration, num_stages=len(tables), num_microbatches=MICROBATCHES, latency=LATENCY_S,
+        costs=lengths, **options,
     ).makespan_s
 
 
@@ -166,7 +171,7 @@ class Runs:
         self.stage, self.rank, self.lengths = stage, rank, lengths
         self.own = {
             "microbatches": inputs if rank == 0 else None,
-            "targets": targets if rank == 1 else None,
+            "targets": targets if rank == dist.get_world_size() - 1 else None,
             "loss_fn": nn.functional.mse_loss,
         }
         self.host_us = {}
@@ -200,14 +205,15 @@ def measure_draw(seed, stage, rank, device, clocks, tell):
             began = time.monotonic()
             times[name] += [step_ms(runs.step(name), device) for _ in range(STEPS)]
             state[name] = clocks.since(began)
-            kernels[name].append(two_gpus.kernel_s(runs.step(name)))
+            kernels[name].append(gpu_ranks.kernel_s(runs.step(name)))
     own = {name: statistics.median(each) for name, each in kernels.items()}
-    both = [None, None]
-    dist.all_gather_object(both, own)
-    slower = {name: [rest.slower(at, name, both[at][name]) for at in (0, 1)] for name in VARIANTS}
+    by_rank = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    slower = {name: [rest.slower(at, name, kernel_s[name]) for at, kernel_s in enumerate(by_rank)]
+              for name in VARIANTS}
     expected = {
         name: [simulated_s(rest.tables, factors, lengths, options)
-               for factors in ([1, 1], slower[name])]
+               for factors in ([1] * len(by_rank), slower[name])]
         for name, options in VARIANTS.items()
     }
     base_ms = statistics.median(times[BASELINE])
@@ -230,7 +236,7 @@ def main():
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank, device = two_gpus.join()
+    rank, device = gpu_ranks.join()
     rows = []
 
     def tell(row):
@@ -242,11 +248,11 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     stage = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(device, torch.bfloat16)
-    clocks = two_gpus.Clocks(device)
+    clocks = gpu_ranks.Clocks(device)
     for seed in range(arguments.draws):
         measure_draw(seed, stage, rank, device, clocks, tell)
-        two_gpus.keep(arguments.out, {"rows": rows})
-    two_gpus.leave()
+        gpu_ranks.keep(arguments.out, {"rows": rows})
+    gpu_ranks.leave()
 
 
 if __name__ == "__main__":

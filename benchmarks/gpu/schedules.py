@@ -8,7 +8,7 @@ with a `c` where both sides get their blocks compiled by torch.compile. One stag
 of half the size in loop or V placement. The ideal is a stage alone times 17/16. `launch_ms` is the
 same on sequences of 16 tokens, which leave nothing to do but to launch: where it comes near the
 time of the stage alone, the host decides and not the GPU. `kernel_ms` and the clock say how much of
-a difference is the GPU's own (two_gpus.py). Runs alternate in rounds; each row is printed as soon
+a difference is the GPU's own (gpu_ranks.py). Runs alternate in rounds; each row is printed as soon
 as it is known.
 """
 
@@ -18,8 +18,8 @@ import json
 import statistics
 import time
 
+import gpu_ranks
 import torch
-import two_gpus
 from first_step import BLOCKS, MICROBATCHES, TOKENS, WIDTH, Block, step_ms
 from torch import nn
 from torch.distributed.pipelining import (
@@ -168,7 +168,7 @@ class Case:
                     self.failed[name] = failure
                 elif number == rounds - 1:
                     self.states[name] = {**self.clocks.since(began), "kernel_ms": round(
-                        1000 * two_gpus.kernel_s(step), 1)}
+                        1000 * gpu_ranks.kernel_s(step), 1)}
                 self.tell({"what": "round", "case": self.note, "run": name, "failed": failure,
                            "ms": [round(t, 2) for t in self.times.get(name, [])[-STEPS:]]})
             took = step_ms(lambda: self.alone(self.short), self.device)
@@ -200,7 +200,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    rank, device = two_gpus.join()
+    rank, device = gpu_ranks.join()
 
     def tell(row):
         if rank == 0:
@@ -211,13 +211,13 @@ def main():
           "rrfp": rrfp.build_info()["version"]})
     torch.manual_seed(rank)
     blocks = [Block().to(device, torch.bfloat16) for _ in range(BLOCKS // 2)]
-    clocks = two_gpus.Clocks(device)
+    clocks = gpu_ranks.Clocks(device)
     runs = []
     for case in arguments.cases:
         runs.append(Case(case, blocks, rank, device, clocks, tell).measure(arguments.rounds))
         torch.cuda.empty_cache()
-        two_gpus.keep(arguments.out, {"runs": runs})
-    two_gpus.leave()
+        gpu_ranks.keep(arguments.out, {"runs": runs})
+    gpu_ranks.leave()
 
 
 if __name__ == "__main__":

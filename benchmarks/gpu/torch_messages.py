@@ -12,9 +12,9 @@ import json
 import statistics
 import time
 
+import gpu_ranks
 import torch
 import torch.distributed as dist
-import two_gpus
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 128 << 20)
 NUM_MESSAGES = {"idle": 60, "busy": 40}
@@ -103,14 +103,14 @@ def measure(rank, device, size, products):
 
 
 def main():
-    rank, device = two_gpus.join()
+    rank, device = gpu_ranks.join()
     products = Products(device)
     for load in (None, products):
         for size in SIZES:
             row = measure(rank, device, size, load)
             if rank == 0:
                 print(json.dumps(row), flush=True)
-    two_gpus.leave()
+    gpu_ranks.leave()
 
 
 if __name__ == "__main__":

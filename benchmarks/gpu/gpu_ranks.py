@@ -1,5 +1,5 @@
-"""How the benchmarks that run as one process on each of two GPUs, under torchrun, begin and end;
-and what the GPUs themselves did meanwhile.
+"""How the benchmarks that run as one process on each GPU, under torchrun, begin and end; and what
+the GPUs themselves did meanwhile.
 
 A GPU at its power limit lowers its clock: the busier a schedule keeps it, the longer the same
 kernels take. So beside a step's time stand the time of its kernels and the clock.
@@ -35,7 +35,8 @@ def join(backend="nccl"):
 def keep(out, results):
     """Write a result file of that name from rank 0; without a name, none."""
     if out and dist.get_rank() == 0:
-        record.write(out, {"device": f"2x {torch.cuda.get_device_name()}", **results})
+        name = f"{dist.get_world_size()}x {torch.cuda.get_device_name()}"
+        record.write(out, {"device": name, **results})
 
 
 def kernel_s(work):
