@@ -33,7 +33,7 @@ WIDTH = 8
 HOPS = 200
 IDLE_MS, IDLE_STEP = (3, 0.2), 8  # before each forward; microbatches of a step
 SPIN_US = 5000
-WARM_UP = 3
+WARM_UP = 10  # a session of several ranks has tried by then whether they take turns
 
 
 class Scale(nn.Module):

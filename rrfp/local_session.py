@@ -24,6 +24,7 @@ from rrfp.session import Session, leave_running
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
 from rrfp.task_rng import shared_state
+from rrfp.turn_trial import TurnTrial
 from rrfp.worker import Worker
 
 logger = logging.getLogger("rrfp")
@@ -40,10 +41,12 @@ class LocalSession(Session):
         super().__init__(layout, devices)
         self._has_warned_of_draws = False
         self._runtimes, self._workers, self._streams = [], [], None
+        self._turns = None  # a TurnTrial; none on GPUs, whose threads only launch
         if devices is None:
             runtimes = _C.make_local_runtimes(
                 layout.num_ranks, secrets.randbits(63), *idle_spin(layout.num_ranks)
             )
+            self._turns = TurnTrial(layout.num_ranks)
         else:
             by_rank = devices_by_rank(layout, devices)
             runtimes = make_local_device_runtimes(by_rank, secrets.randbits(63))
@@ -78,6 +81,9 @@ class LocalSession(Session):
         state = shared_state()
         for launcher in filter(None, launchers):
             launcher.fork()
+        if self._turns is not None:
+            self._runtimes[0].take_turns(self._turns.choose())
+        began = time.perf_counter()
         try:
             errors = self._run_side_by_side(rank_steps)
         finally:
@@ -87,6 +93,9 @@ class LocalSession(Session):
         self._check_not_drawn(state)
         if errors:
             self._raise_first(rank_steps, errors)
+        if self._turns is not None:
+            num_tasks = sum(len(rank_step.records) for rank_step in rank_steps)
+            self._turns.learn(time.perf_counter() - began, num_tasks)
         self._tied.add_up()
         for rank_step in rank_steps:
             self._learn(rank_step, decision)

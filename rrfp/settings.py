@@ -20,6 +20,8 @@ class Settings:
             its ranks are doing. Default: none.
         guard: RRFP_GUARD. Whether the guard of hint "auto" may return to its order.
         waiting: RRFP_WAITING. Whether hint "auto" may wait for an announced task.
+        turns: RRFP_TURNS. Whether ranks that are threads of one process may take turns where tasks
+            are short.
         stream_waits: RRFP_STREAM_WAITS. Whether a GPU's stream may wait for a message, so that
             its task is launched before the message is there.
         free_sms: RRFP_FREE_SMS. Multiprocessors that matrix products leave free for messages, where
@@ -33,6 +35,7 @@ class Settings:
     close_timeout_s: float = 5.0
     guard: bool = True
     waiting: bool = True
+    turns: bool = True
     stream_waits: bool = True
     free_sms: int = 0
     socket_interfaces: str = ""
@@ -91,6 +94,7 @@ def read_settings(environment=os.environ):
         dump_signal=_signal(environment, "RRFP_DUMP_SIGNAL"),
         guard=_switch(environment, "RRFP_GUARD"),
         waiting=_switch(environment, "RRFP_WAITING"),
+        turns=_switch(environment, "RRFP_TURNS"),
         stream_waits=_switch(environment, "RRFP_STREAM_WAITS"),
         free_sms=_number(environment, "RRFP_FREE_SMS", int, default.free_sms, 0),
         socket_interfaces=environment.get("RRFP_SOCKET_IFNAME", ""),

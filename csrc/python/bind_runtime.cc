@@ -62,6 +62,8 @@ void bind_runtime(py::module_& module) {
       .def_property_readonly("status", &status_tuple, "(code, origin_rank, message), or None.")
       .def("begin_step", &RuntimeHandle::begin_step, py::arg("plan"), py::arg("step"),
            py::arg("stall_timeout_ms"), "Makes the step current.")
+      .def("take_turns", &RuntimeHandle::take_turns, py::arg("is_on"),
+           "Whether the ranks of this process run their tasks in turn in the coming step.")
       .def("claim", &RuntimeHandle::claim, py::arg("timeout_ms"),
            "Waits for a task: its index, CLAIMED_NOTHING or ALL_CLAIMED. Raises StatusError.")
       .def("take_inputs", &RuntimeHandle::take_inputs, py::arg("local"),

@@ -31,9 +31,11 @@ std::vector<std::unique_ptr<RuntimeHandle>> make_local_runtimes(std::int32_t num
   options.run = run;
   options.spin_us = spin_us;
   options.spin_yields = spin_yields;
+  const auto turn = std::make_shared<WorkTurn>();
   std::vector<std::unique_ptr<RuntimeHandle>> runtimes;
   for (auto& transport : make_local_transports(num_ranks)) {
     runtimes.push_back(std::make_unique<RuntimeHandle>(std::move(transport), options));
+    runtimes.back()->share_turn(turn);
   }
   return runtimes;
 }

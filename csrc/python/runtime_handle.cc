@@ -62,6 +62,7 @@ RuntimeHandle::~RuntimeHandle() {
 void RuntimeHandle::begin_step(std::shared_ptr<StepPlan> plan, std::uint32_t step,
                                std::int64_t stall_timeout_ms) {
   if (stream_ != nullptr) pace(*plan);
+  has_turn_ = false;
   runtime_->begin_step(std::move(plan), step, stall_timeout_ms);
 }
 
@@ -100,6 +101,7 @@ std::int32_t RuntimeHandle::claim(std::int64_t timeout_ms) {
   bool waited = false;
   const bool decided = wait_in_slices(timeout_ms, [&](std::int64_t slice_ms) {
     waited = slice_ms > 0;
+    if (turn_ != nullptr && (has_turn_ || turn_->is_on())) return claim_in_turn(slice_ms, &result);
     result = runtime_->claim(slice_ms);
     return result.outcome != ClaimOutcome::kTimeout;
   });
@@ -113,6 +115,23 @@ std::int32_t RuntimeHandle::claim(std::int64_t timeout_ms) {
                     runtime_->engine().record(result.local).claimed_ns, waited);
   }
   return result.local;
+}
+
+// A look (slice_ms 0) has the GIL, with which nobody waits for the turn.
+bool RuntimeHandle::claim_in_turn(std::int64_t slice_ms, ClaimResult* result) {
+  if (slice_ms == 0 && !has_turn_) return false;
+  if (slice_ms > 0) give_turn();
+  *result = runtime_->claim(slice_ms);
+  if (result->outcome == ClaimOutcome::kTask) {
+    if (!has_turn_) has_turn_ = turn_->take();
+  } else if (result->outcome != ClaimOutcome::kTimeout) {
+    give_turn();
+  }
+  return result->outcome != ClaimOutcome::kTimeout;
+}
+
+void RuntimeHandle::give_turn() {
+  if (std::exchange(has_turn_, false)) turn_->give();
 }
 
 py::list RuntimeHandle::take_inputs(std::int32_t local) {

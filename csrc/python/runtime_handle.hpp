@@ -10,6 +10,8 @@
 //          the point of post_tensors(), and wait_launched() keeps the worker from choosing
 //          earlier than the device needs (LaunchPacer). In a fixed order nothing is chosen, and
 //          what is launched early is announced early: there kJit is kEager.
+// Turns    Ranks that are threads of one process may share a WorkTurn. A task is chosen before the
+//          turn is had, and run with it; a worker gives it up when nothing of its own is ready.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -26,6 +28,7 @@
 #include "python/compute_stream.hpp"
 #include "runtime/launch_pacer.hpp"
 #include "runtime/rank_runtime.hpp"
+#include "runtime/work_turn.hpp"
 
 namespace rrfp::python {
 
@@ -40,6 +43,11 @@ class RuntimeHandle {
                 std::unique_ptr<ComputeStream> stream = nullptr,
                 std::unique_ptr<AgreementSegment> agreement = nullptr);
   ~RuntimeHandle();
+
+  // Once, before the first step.
+  void share_turn(std::shared_ptr<WorkTurn> turn) { turn_ = std::move(turn); }
+  // Between steps, of the ranks that share a turn one speaks for all: whether they take turns.
+  void take_turns(bool is_on) { turn_->start_step(is_on); }
 
   std::int32_t rank() const { return rank_; }
   std::int32_t num_ranks() const { return num_ranks_; }
@@ -102,6 +110,8 @@ class RuntimeHandle {
 
   void pace(const StepPlan& plan);
   bool wait_to_choose(std::int64_t slice_ms);
+  bool claim_in_turn(std::int64_t slice_ms, ClaimResult* result);
+  void give_turn();
 
   std::unique_ptr<ComputeStream> stream_;  // first: it outlives the transport
   std::unique_ptr<RankRuntime> runtime_;   // null after end()
@@ -114,6 +124,8 @@ class RuntimeHandle {
   std::deque<WordPoint> launched_;         // ends of tasks that the device may not have reached
   Lookahead lookahead_ = Lookahead::kJit;
   std::unique_ptr<LaunchPacer> pacer_;     // with a stream, from the first step on
+  std::shared_ptr<WorkTurn> turn_;         // null: other ranks are in other processes, or on GPUs
+  bool has_turn_ = false;
   OutboundMessage* spare_ = nullptr;  // messages that may be used again
 };
 
