@@ -131,6 +131,7 @@ class Job:
             except ProcessLookupError:
                 pass
             process.wait()
+            process.source.codes.pop(process.pid, None)  # a later rank may get this number
         self.folder.cleanup()
 
     def path(self, rank, kind):

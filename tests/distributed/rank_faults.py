@@ -29,7 +29,7 @@ PLAN = {
     "width": 4,
     "options": {},
 }
-HERE = SimpleNamespace(rank=0, step=0, first=set(), hooked={}, own_sockets=[])
+HERE = SimpleNamespace(rank=0, step=0, first=set(), hooked={}, own_sockets=set())
 
 
 def say(event, **values):
@@ -166,8 +166,11 @@ def left_over():
     """What a session that has ended must not leave in this process."""
     names = []
     for thread in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{thread}/comm") as file:
-            names.append(file.read())
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                names.append(file.read())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # one that was joined is listed until the system has ended it
     with open("/proc/self/maps") as file:
         segments = sum("memfd:rrfp" in line for line in file)
     return {

@@ -5,10 +5,12 @@ Would catch: a rank that waits for a dead one, an error without its origin, an i
 hangs at exit, a peer counted as lost because it was slow.
 """
 
+import os
 import signal
 import time
 
 import pytest
+import rank_faults
 from launch import Job, run_job
 
 P = 3
@@ -52,6 +54,17 @@ def test_exception_reaches_every_rank(mode, kind, stage):
         assert error["attributes"]["stage"] == stage
     assert all(end.exit_code == 0 and end.event("done") for end in ends), transcript
     assert not orphans
+
+
+def test_a_thread_that_ends_while_threads_are_counted(monkeypatch):
+    """On a busy machine a joined thread is still listed, and gone when its name is read."""
+    listdir = os.listdir
+
+    def with_one_that_ended(path):
+        return listdir(path) + (["0"] if path == "/proc/self/task" else [])
+
+    monkeypatch.setattr(os, "listdir", with_one_that_ended)
+    assert "threads" in rank_faults.left_over()
 
 
 @pytest.mark.parametrize("mode", ["threads", "processes"])
