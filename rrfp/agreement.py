@@ -1,12 +1,13 @@
 """What the ranks of a step agree on: one decision out of every rank's view."""
 
-import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from rrfp import _C
 from rrfp.byte_limits import byte_limits
+from rrfp.given_lists import microbatch_places
 from rrfp.moved_stages import check_not_moved
 from rrfp.rank_hint import order_by, state_of
 from rrfp.settings import SETTINGS
@@ -244,17 +245,13 @@ def _microbatch_order(request, costs, num_microbatches):
             raise ValueError("microbatch_order is a callable of costs; pass costs on any rank.")
         try:
             order = order(list(costs))
+            order = list(order) if isinstance(order, Iterator) else order
         except Exception as error:
             raise ValueError(
                 f"microbatch_order raised {type(error).__name__}: {error}. A callable one is "
                 "called as microbatch_order(costs) and returns the microbatches in order."
             ) from error
-    try:
-        order = [operator.index(m) for m in order]
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable."
-        ) from None
+    order = microbatch_places(order)
     if sorted(order) != list(range(num_microbatches)):
         raise ValueError(
             f"microbatch_order is {order}; it must name each of 0 to {num_microbatches - 1} "

@@ -50,69 +50,84 @@ def _of_mesh(mesh, names):
     return (part._flatten() if len(names) > 1 else part).get_group()
 
 
-def resolve_groups(group, agreement_group):
-    """(pipeline group, agreement group or None), as process groups.
+def _is_distributed():
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized()
 
-    ``group`` may be a DeviceMesh with a dimension ``"pp"``; then ``agreement_group`` may be
-    ``"auto"``: the dimensions tp, cp and ep that the mesh has. An agreement group of one rank is
-    none. NO_MEETINGS comes back as it is.
+
+def pipeline_group(group):
+    """The process group of a pipeline, None for all processes.
+
+    ``group`` may be a DeviceMesh with a dimension ``"pp"``.
 
     Raises:
-        TypeError, ValueError: Neither a group, a mesh nor ``"auto"``, or not enough to go by.
+        TypeError, ValueError: Neither a group nor such a mesh.
     """
     dist = torch.distributed
-    if not (dist.is_available() and dist.is_initialized()):
-        if agreement_group not in (None, NO_MEETINGS):
-            raise ValueError(
-                "agreement_group is given, but torch.distributed is not initialised; its members "
-                "are processes."
-            )
-        return group, None
-    mesh = group if _is_mesh(group) else None
-    if mesh is not None:
-        names = mesh.mesh_dim_names or ()
+    if not _is_distributed():
+        return group
+    if _is_mesh(group):
+        names = group.mesh_dim_names or ()
         if _PIPELINE_DIMENSION not in names:
             raise ValueError(
                 f"group is a DeviceMesh with the dimensions {names}; it needs one named 'pp', "
                 "the ranks of a pipeline."
             )
-        group = _of_mesh(mesh, (_PIPELINE_DIMENSION,))
-    elif not (group in (None, dist.GroupMember.NON_GROUP_MEMBER)
-              or isinstance(group, dist.ProcessGroup)):
+        return _of_mesh(group, (_PIPELINE_DIMENSION,))
+    if not (group is None or group is dist.GroupMember.NON_GROUP_MEMBER
+            or isinstance(group, dist.ProcessGroup)):
         raise TypeError(
             f"group is {group!r}, a {type(group).__name__}; pass a process group (what "
             "torch.distributed.new_group([0, 1]) returns), a DeviceMesh with a dimension 'pp', or "
             "None for all processes."
         )
-    if isinstance(agreement_group, str) and agreement_group != NO_MEETINGS:
+    return group
+
+
+def resolve_agreement_group(agreement_group, group):
+    """The agreement group as a process group, or None, as which one of one rank counts.
+
+    It may be ``"auto"`` where ``group``, the caller's, is a DeviceMesh: the dimensions tp, cp and
+    ep that the mesh has. NO_MEETINGS comes back as it is.
+
+    Raises:
+        TypeError, ValueError: Neither a group, a mesh nor ``"auto"``, or not enough to go by.
+    """
+    dist = torch.distributed
+    is_named = isinstance(agreement_group, str)
+    if agreement_group is None or (is_named and agreement_group == NO_MEETINGS):
+        return agreement_group if _is_distributed() else None
+    if not _is_distributed():
+        raise ValueError(
+            "agreement_group is given, but torch.distributed is not initialised; its members "
+            "are processes."
+        )
+    if is_named:
         if agreement_group != "auto":
             raise ValueError(
                 f"agreement_group is {agreement_group!r}; pass a process group, a DeviceMesh, "
                 f"'auto', '{NO_MEETINGS}' or None."
                 + nearest(agreement_group, ("auto", NO_MEETINGS))
             )
-        if mesh is None:
+        if not _is_mesh(group):
             raise ValueError(
                 "agreement_group is 'auto', which reads a DeviceMesh; pass the mesh as group "
                 "(init_device_mesh with the dimensions 'pp' and 'tp'), or a process group."
             )
-        inner = tuple(name for name in _INNER_DIMENSIONS if name in mesh.mesh_dim_names)
-        agreement_group = _of_mesh(mesh, inner) if inner else None
+        inner = tuple(name for name in _INNER_DIMENSIONS if name in group.mesh_dim_names)
+        if not inner:
+            return None
+        agreement_group = _of_mesh(group, inner)
     elif _is_mesh(agreement_group):
         agreement_group = agreement_group.get_group()
-    elif not (agreement_group in (None, NO_MEETINGS)
-              or isinstance(agreement_group, dist.ProcessGroup)):
+    elif not isinstance(agreement_group, dist.ProcessGroup):
         raise TypeError(
             f"agreement_group is a {type(agreement_group).__name__}; pass a process group, a "
             "DeviceMesh, 'auto' or None."
         )
-    if agreement_group in (None, NO_MEETINGS):
-        return group, agreement_group
     if dist.get_rank(agreement_group) < 0:
         raise ValueError("this process is not a member of agreement_group.")
-    if dist.get_world_size(agreement_group) == 1:
-        return group, None
-    return group, agreement_group
+    return None if dist.get_world_size(agreement_group) == 1 else agreement_group
 
 
 class GroupSetUp:

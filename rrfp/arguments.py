@@ -6,11 +6,12 @@ tells the others. What all ranks together ask for is decided in ``agreement.py``
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping
 
 import torch
 
 from rrfp import _C
+from rrfp.given_lists import microbatch_places, numbers
 from rrfp.hints import SPLIT_HINTS, has_halves, normalise_hint, slack_of
 from rrfp.limits import activation_table, in_flight_limit
 from rrfp.stage import StageInputs
@@ -26,29 +27,6 @@ def _is_int(value):
 
 def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _numbers(name, values, least):
-    """A sequence of finite numbers as a list of floats."""
-    if isinstance(values, torch.Tensor):
-        values = values.tolist()
-    if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__iter__"):
-        raise TypeError(
-            f"{name} is {values!r}; pass a sequence with one number per microbatch, in their order."
-        )
-    numbers = []
-    for index, value in enumerate(values):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise TypeError(f"{name}[{index}] is {value!r}; it must be a number.") from None
-        if not math.isfinite(number) or number < least:
-            raise ValueError(
-                f"{name}[{index}] is {number}; it must be finite"
-                + (f" and at least {least}." if least == 0 else ".")
-            )
-        numbers.append(number)
-    return numbers
 
 
 def is_timeout(seconds):
@@ -101,7 +79,14 @@ def _normalise_reduction(loss_reduction):
                 "microbatch." + nearest(loss_reduction, ("mean", "sum"))
             )
         return loss_reduction
-    return _numbers("loss_reduction", loss_reduction, -math.inf)
+    return numbers("loss_reduction", loss_reduction, -math.inf)
+
+
+def _normalise_order(microbatch_order):
+    """A name or a callable as it is, else a list: ranks compare what an iterator gives."""
+    if isinstance(microbatch_order, str) or callable(microbatch_order):
+        return microbatch_order
+    return microbatch_places(microbatch_order)
 
 
 def _normalise_scale(grad_scale):
@@ -228,10 +213,8 @@ class StepRequest:
         self.split_backward = self._normalise_split(split_backward)
         self.add_in_products = _normalise_products(add_in_products, self.deterministic)
         self.seed = _normalise_seed(seed)
-        # Ranks compare what an iterator gives, not which one it is.
-        is_drawn = isinstance(microbatch_order, Iterator)
-        self.microbatch_order = list(microbatch_order) if is_drawn else microbatch_order
-        self.costs = None if costs is None else _numbers("costs", costs, 0)
+        self.microbatch_order = _normalise_order(microbatch_order)
+        self.costs = None if costs is None else numbers("costs", costs, 0)
         self.loss_reduction = _normalise_reduction(loss_reduction)
         self.grad_scale = _normalise_scale(grad_scale)
         self.return_outputs = _flag("return_outputs", return_outputs)
@@ -313,7 +296,7 @@ class StepRequest:
                 "add_in_products": self.add_in_products,
                 "deterministic": self.deterministic,
                 "seed": self.seed,
-                "microbatch_order": _plain(order),
+                "microbatch_order": order,
                 "loss_reduction": self.loss_reduction,
                 "grad_scale": self.grad_scale,
                 "return_outputs": self.return_outputs,
@@ -365,11 +348,3 @@ class StepRequest:
     def _name_of_loss_stage(self, stage):
         stages = self.layout.loss_stages
         return "the last stage" if stages == (self.layout.num_stages - 1,) else f"stage {stage}"
-
-def _plain(value):
-    """A value that another process can compare: lists for sequences of ints."""
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return list(value) if isinstance(value, Sequence) else repr(value)

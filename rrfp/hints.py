@@ -7,8 +7,10 @@ By name: ``auto``, ``1f1b``, ``gpipe``, ``bf``, ``bfw``, ``fb``, ``b-priority``,
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 from rrfp import _C
+from rrfp.given_lists import is_ordered_list
 from rrfp.schedule_csv import is_schedule, read_schedule
 from rrfp.tasks import Task
 from rrfp.value_text import nearest
@@ -41,7 +43,8 @@ def normalise_hint(hint, rank_of_stage=None):
     if callable(hint):
         return hint, []
     if isinstance(hint, Mapping):
-        texts = [text for rank in sorted(hint) for text in hint[rank]]
+        hint = _lists_by_rank(hint)
+        texts = [text for rank in hint for text in hint[rank]]
     elif isinstance(hint, Sequence):
         texts = list(hint)
     else:
@@ -61,9 +64,25 @@ def normalise_hint(hint, rank_of_stage=None):
     return "order", texts
 
 
+def _lists_by_rank(hint):
+    """``{rank: list}``, by ascending rank."""
+    for rank, texts in hint.items():
+        if not isinstance(rank, Integral) or isinstance(rank, bool):
+            raise TypeError(
+                f"hint has {rank!r}, a {type(rank).__name__}, where an order by rank has a rank; "
+                "pass {rank: list of task texts}."
+            )
+        if not is_ordered_list(texts):
+            raise TypeError(
+                f"hint has {texts!r:.80} for rank {rank}; list the rank's task texts, such as "
+                "['0F0', '0B0'], or [] for none."
+            )
+    return {rank: list(hint[rank]) for rank in sorted(hint)}
+
+
 def _check_ranks(hint, rank_of_stage):
     """An order by rank lists each task under the rank that runs it."""
-    for rank in sorted(hint):
+    for rank in hint:
         for text in hint[rank]:
             stage = _C.parse_task(str(text))[0]
             if stage < len(rank_of_stage) and rank_of_stage[stage] != rank:

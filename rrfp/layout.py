@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 
 from rrfp import _C
+from rrfp.given_lists import is_list
 from rrfp.tied import normalise_tied
 from rrfp.value_text import nearest
 
@@ -100,7 +101,7 @@ def make_layout(num_stages, num_ranks, placement, edges=None, loss_stages=None, 
 def _place(num_stages, num_ranks, placement):
     """(rank of each stage, number of ranks)."""
     listed = None
-    if placement not in ("loop", "v"):
+    if not isinstance(placement, str) or placement not in ("loop", "v"):
         if isinstance(placement, str) or not isinstance(placement, Sequence):
             raise ValueError(
                 f"placement is {placement!r}; use 'loop', 'v' or a list of ranks."
@@ -141,7 +142,7 @@ def _is_index(value):
 
 
 def _stage_indices(name, stages):
-    if isinstance(stages, (str, Mapping)) or not hasattr(stages, "__iter__"):
+    if not is_list(stages):
         raise TypeError(f"{name} is {stages!r}; pass a list of stage indices.")
     stages = list(stages)
     for stage in stages:
@@ -153,7 +154,7 @@ def _stage_indices(name, stages):
 def _normalise_edges(edges, num_stages):
     if edges is None:
         return tuple((s, s + 1) for s in range(num_stages - 1))
-    if isinstance(edges, (str, Mapping)) or not hasattr(edges, "__iter__"):
+    if not is_list(edges):
         raise TypeError(f"edges is {edges!r}; pass a list of (source stage, target stage).")
     pairs = []
     for edge in edges:
@@ -217,7 +218,7 @@ def check_transport(transport, names):
     Raises:
         ValueError: Names the choices.
     """
-    if transport not in names:
+    if not isinstance(transport, str) or transport not in names:
         raise ValueError(
             f"transport is {transport!r}; here this version has {' and '.join(names)}."
             + nearest(transport, names)

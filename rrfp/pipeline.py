@@ -1,9 +1,9 @@
 """The public surface: ``Pipeline`` and ``run_pipeline``."""
 
-from rrfp.agreement_group import resolve_groups
+from rrfp.agreement_group import pipeline_group, resolve_agreement_group
 from rrfp.arguments import StepRequest, check_state, check_timeout, is_timeout
 from rrfp.moved_stages import StagesMoved
-from rrfp.session_cache import cached_session, open_session, shape_of
+from rrfp.session_cache import cached_session, open_session, refused_together, shape_of
 
 _SET_UP_TIMEOUT_S = 600.0
 
@@ -57,11 +57,14 @@ class Pipeline:
         transport="auto",
         set_up_timeout_s=_SET_UP_TIMEOUT_S,
     ):
-        check_timeout("set_up_timeout_s", set_up_timeout_s)
-        group, agreement_group = resolve_groups(group, agreement_group)
+        joined = pipeline_group(group)
+        timeout_s = set_up_timeout_s if is_timeout(set_up_timeout_s) else _SET_UP_TIMEOUT_S
+        with refused_together(stages, joined, timeout_s):
+            check_timeout("set_up_timeout_s", set_up_timeout_s)
+            agreement_group = resolve_agreement_group(agreement_group, group)
+            shape = shape_of(placement, edges, loss_stages, tied)
         self._modules, self._session = open_session(
-            stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
-            agreement_group, transport, set_up_timeout_s,
+            stages, shape, num_ranks, joined, agreement_group, transport, timeout_s
         )
 
     def step(
@@ -292,9 +295,11 @@ def run_pipeline(
     arguments = dict(locals())
     # A wrong time-out is refused below, on every rank alike.
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
-    group, agreement_group = resolve_groups(group, agreement_group)
-    opening = (stages, shape_of(placement, edges, loss_stages, tied), num_ranks, group,
-               agreement_group, transport, set_up_timeout_s)
+    joined = pipeline_group(group)
+    with refused_together(stages, joined, set_up_timeout_s):
+        agreement_group = resolve_agreement_group(agreement_group, group)
+        shape = shape_of(placement, edges, loss_stages, tied)
+    opening = (stages, shape, num_ranks, joined, agreement_group, transport, set_up_timeout_s)
     session, modules = cached_session(*opening)
     for name in ("stages", "placement", "edges", "loss_stages", "tied", "num_ranks",
                  "group", "agreement_group", "transport"):

@@ -1,6 +1,7 @@
 """How a process finds the other ranks of its pipeline, and joins them in a session."""
 
 import contextlib
+from numbers import Integral
 
 from rrfp import _C
 from rrfp.agreement_group import GroupSetUp
@@ -9,7 +10,7 @@ from rrfp.errors import RankTimeoutError
 from rrfp.layout import check_modules, check_transport, stage_table
 from rrfp.process_layout import lay_out
 from rrfp.process_session import ProcessSession, close_pipelines_of
-from rrfp.rendezvous import RanksParted, Rendezvous, master_host, membership
+from rrfp.rendezvous import RanksParted, Rendezvous, check_cards, master_host, membership
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import describe_holders, mark_copies, normalise_tied
@@ -46,7 +47,7 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
         host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
         listener = _C.SocketListener(host, with_unix=transport != "tcp")
         card["address"] = listener.address
-        if num_ranks not in (None, member.num_ranks):
+        if not _is_number_of(num_ranks, member):
             raise ValueError(
                 f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
                 "it at None."
@@ -83,6 +84,34 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
     return modules, ProcessSession(
         layout, devices, rendezvous, listener, addresses, transport, segment
     )
+
+
+def _is_number_of(num_ranks, member):
+    return num_ranks is None or (
+        isinstance(num_ranks, Integral) and num_ranks == member.num_ranks
+    )
+
+
+def refuse_set_up(error, group, timeout_s):
+    """This rank has failed before its set-up: it takes part in one, for all ranks to hear why.
+
+    Raises:
+        ValueError, TypeError: The same on every rank, those included that are in a step.
+        RankTimeoutError: A rank did not come.
+    """
+    is_plain = isinstance(error, (ValueError, TypeError))
+    name = type(error).__name__
+    said = ("TypeError" if isinstance(error, TypeError) else "ValueError",
+            str(error) if is_plain else f"{name}: {error}")
+    member = membership(group)
+    with Rendezvous(member, timeout_s) as rendezvous:
+        cards = rendezvous.exchange({"error": said})
+    try:
+        check_cards(cards, ())
+    except (ValueError, TypeError) as refusal:
+        if isinstance(refusal, RanksParted):
+            close_pipelines_of(member.ranks)
+        raise refusal from error
 
 
 def _form_agreement(agreement, rendezvous, stages):

@@ -307,10 +307,13 @@ def check_cards(cards, shape):
     Raises:
         ValueError, TypeError: What a rank said was wrong, or two versions.
     """
-    for rank, card in enumerate(cards):
-        if card.get("error"):
-            name, text = card["error"]
-            raise _REFUSALS.get(name, ValueError)(f"rank {rank}: {text}")
+    said = [(rank, *card["error"]) for rank, card in enumerate(cards) if card.get("error")]
+    if said:
+        # That ranks parted comes first: for that error all of them close their pipelines.
+        parted = [each for each in said if each[1] == "RanksParted"]
+        told = parted[:1] + [each for each in said if each not in parted][:1]
+        text = " ".join(f"rank {rank}: {text}" for rank, _, text in told)
+        raise _REFUSALS.get(told[0][1], ValueError)(text)
     for name, words in (
         ("version", "versions of rrfp; install the same one everywhere"),
         *((name, f"values of {name}; pass the same one on every rank") for name in shape),

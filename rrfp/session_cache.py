@@ -3,15 +3,17 @@
 The cache holds modules and process groups weakly: it never keeps a model alive.
 """
 
+import contextlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from rrfp.device import place_on_gpus, stage_device
+from rrfp.given_lists import is_list
 from rrfp.layout import (
     check_modules,
     check_stages_complete,
@@ -20,7 +22,7 @@ from rrfp.layout import (
     stage_table,
 )
 from rrfp.local_session import LocalSession
-from rrfp.process_set_up import open_process_session
+from rrfp.process_set_up import open_process_session, refuse_set_up
 from rrfp.session import check_not_forked
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import check_holders, describe_holders, mark_copies
@@ -64,13 +66,24 @@ def _check_launch(stages):
 
 def shape_of(placement, edges, loss_stages, tied):
     """The arguments that every rank must give alike when a pipeline is set up; drawn once."""
-    if edges is not None and not isinstance(edges, (str, Mapping)) and hasattr(edges, "__iter__"):
-        edges = list(edges)
-    if loss_stages is not None and hasattr(loss_stages, "__iter__"):
-        loss_stages = list(loss_stages)
-    if tied is not None and not isinstance(tied, (str, Mapping)) and hasattr(tied, "__iter__"):
-        tied = [list(item) if isinstance(item, Iterable) else item for item in tied]
+    edges = list(edges) if is_list(edges) else edges
+    loss_stages = list(loss_stages) if is_list(loss_stages) else loss_stages
+    if is_list(tied):
+        tied = [list(item) if is_list(item) else item for item in tied]
     return {"placement": placement, "edges": edges, "loss_stages": loss_stages, "tied": tied}
+
+
+@contextlib.contextmanager
+def refused_together(stages, group, set_up_timeout_s):
+    """Inside, arguments of a set-up are read that can fail on one rank alone; the others, who wait
+    for it in theirs, are told."""
+    try:
+        yield
+    except Exception as error:  # also what the caller's own iterators raise
+        if _lives_here(stages):
+            raise
+        check_not_forked()
+        refuse_set_up(error, group, set_up_timeout_s)
 
 
 def open_session(

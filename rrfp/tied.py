@@ -9,10 +9,12 @@ A *holder* is (stage, name of the parameter in it), a *group* the holders that a
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from rrfp.given_lists import is_list
 
 _NUM_SAMPLES = 64
 # Of the largest sample. Rounding makes copies differ by far less, another state by far more.
@@ -31,14 +33,14 @@ def normalise_tied(tied):
     if tied is None:
         return ()
     what = "pass [(stage, name), ...] for one shared parameter, or a list of such lists"
-    if isinstance(tied, (str, Mapping)) or not hasattr(tied, "__iter__"):
+    if not is_list(tied):
         raise TypeError(f"tied is {tied!r}; {what}.")
     groups = list(tied)
     if groups and all(_is_holder(item) for item in groups):
         groups = [groups]
     seen = set()
     for group in groups:
-        if isinstance(group, (str, Mapping)) or not hasattr(group, "__iter__"):
+        if not is_list(group):
             raise TypeError(f"tied lists {group!r}; {what}.")
         for holder in group:
             if not _is_holder(holder):

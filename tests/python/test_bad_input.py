@@ -6,6 +6,7 @@ a pipeline that stays broken after a typing error.
 """
 
 import parity_bad
+import parity_bad_kinds
 import parity_model as model
 import pytest
 import torch
@@ -14,13 +15,14 @@ from parity_group import describe, worker_group
 import rrfp
 
 MODES = ["threads", "processes"]
+BAD = {**parity_bad.BAD, **parity_bad_kinds.BAD}
 
 
 def call_twice(rank, num_ranks, mode, name):
     """The bad call, then the good one with the same modules: (error, calls, gradients)."""
     place = None if mode == "threads" else rank
     stages, good = parity_bad.good_call(place)
-    bad = {**good, **parity_bad.BAD[name].arguments(place)}
+    bad = {**good, **BAD[name].arguments(place)}
     error = None
     try:
         rrfp.run_pipeline(**bad)
@@ -45,12 +47,12 @@ def reference():
 
 
 def cases(mode):
-    return [n for n, bad in parity_bad.BAD.items() if bad.where in ("both", mode)]
+    return [n for n, bad in BAD.items() if bad.where in ("both", mode)]
 
 
 @pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode in MODES for name in cases(mode)])
 def test_refused(mode, name):
-    bad = parity_bad.BAD[name]
+    bad = BAD[name]
     group = worker_group(1, False) if mode == "threads" else worker_group(parity_bad.NUM_RANKS)
     answers = group.values(call_twice, mode, name)
     errors = [error for error, _, _ in answers]

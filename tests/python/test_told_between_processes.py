@@ -1,6 +1,7 @@
-"""What ranks tell one another about a step arrives as it was: the shape of a loss, an order drawn.
+"""What ranks tell one another arrives as it was: the shape of a loss, an order drawn, a refusal.
 
-Would catch: losses that lose a dimension on their way, iterators compared by what they are.
+Would catch: losses that lose a dimension on their way, iterators compared by what they are, ranks
+that wait for one that was refused before its set-up.
 """
 
 import pytest
@@ -45,3 +46,37 @@ def test_an_order_of_microbatches_may_be_drawn():
     answers = worker_group(P).run(run_drawn, [3, 1, 0])
     assert {answer.error_type for answer in answers} == {"ValueError"}, answers
     assert all("microbatch_order is [3, 1, 0]" in answer.error_text for answer in answers)
+
+
+def open_with_one_wrong_time_out(rank, num_ranks):
+    timeout_s = -1.0 if rank == 1 else 60.0
+    rrfp.Pipeline({rank: nn.Linear(4, 4)}, set_up_timeout_s=timeout_s)
+
+
+def test_one_wrong_time_out_of_a_set_up_is_told():
+    answers = worker_group(P).run(open_with_one_wrong_time_out)
+    assert {answer.error_type for answer in answers} == {"ValueError"}, answers
+    assert all("rank 1: set_up_timeout_s is -1.0" in answer.error_text for answer in answers)
+
+
+def run_refused(rank, num_ranks, refused):
+    """A good step, one with an argument of set-up that is wrong on one rank, and a good one."""
+    stage = nn.Linear(4, 4)
+    inputs = [torch.ones(2, 4)] * M if rank == 0 else None
+    targets = [torch.ones(2, 4)] * M if rank == P - 1 else None
+    told = None
+    for agreement_group in (None, "nonne" if rank == refused else None, None):
+        try:
+            rrfp.run_pipeline(stage, inputs, targets, nn.functional.mse_loss,
+                              agreement_group=agreement_group, stall_timeout_s=8.0)
+        except ValueError as error:
+            told = (type(error).__name__, str(error))
+    return told
+
+
+@pytest.mark.parametrize("refused", range(P))
+def test_a_rank_that_is_refused_while_others_are_in_a_step(refused):
+    """All hear why, and the next step runs: no rank keeps a pipeline that another has closed."""
+    told = worker_group(P).values(run_refused, refused)
+    assert len(set(told)) == 1 and told[0][0] == "RanksParted", told
+    assert f"rank {refused}: agreement_group is 'nonne'" in told[0][1]
