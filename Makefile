@@ -12,14 +12,14 @@
 #   PYTHON         python3 of another name or place
 #   TORCH_INDEX    where torch comes from
 #   STEPS          of training (40)
-#   TEST_JOBS      processes that test; 0: pytest alone
+#   TEST_JOBS      processes that test (cores + 1, up to 8: many wait); 0: pytest alone
 #   PYTEST_ARGS    more for pytest, such as PYTEST_ARGS="-k orders"
 #   CUDA_HEADERS   none: tests on a build as for CPUs
 
 PYTHON ?= python3
 STEPS ?= 40
 PYTEST_ARGS ?=
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 # The CPU's torch is smaller; where there is an NVIDIA driver, the one with CUDA and its headers.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),https://pypi.org/simple,https://download.pytorch.org/whl/cpu)
 # What the CUDA sources include, to compile and link them on any machine. Of NCCL it is one header;
