@@ -54,6 +54,19 @@ def host_cost(results):
     return table(["setting", "figure", "median", "quartiles", "in direct tasks"], rows)
 
 
+def turns(results):
+    rows = []
+    for row in results["rows"]:
+        direct, side_by_side, in_turn = (
+            row["us_per_task"][name] for name in ("direct", "side by side", "in turn"))
+        rows.append([
+            str(row["ranks"]), f"{direct[1]:.0f}",
+            *(f"{each[1]:.0f} ({_range(each[0], each[2], 0)})" for each in (side_by_side, in_turn)),
+            f"{in_turn[1] / side_by_side[1]:.2f}", f"{row['share_in_turn_by_trial']:.0%}"])
+    return table(["ranks", "directly, us a task", "side by side", "in turn", "ratio",
+                  "steps in turn, by trial"], rows)
+
+
 def host_instructions(results):
     return table(["per task", "instructions"],
                  [[name, f"{count:,}"] for name, count in results["instructions_per_task"].items()])

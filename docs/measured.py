@@ -52,6 +52,12 @@ ABOUT = {
         "0.54 between processes (1.6 above). What arrives at a worker that has slept for 3 ms is "
         "started as late as a plain call of the stage takes after such a sleep: the processor is "
         "cold then, whatever it runs; after 0.2 ms it is not."),
+    "turns.json": (
+        "Threads that take turns",
+        "What it is worth to the ranks of one process that those whose tasks are short take turns "
+        "([ADR 0015](adr/0015-threads-with-short-tasks-take-turns.md)), in microseconds a task, "
+        "medians and quartiles, all ways alternating in one run. The tables above were measured "
+        "before there were turns."),
     "host_instructions.json": (
         "Instructions per task",
         "As counted by callgrind, which other load does not change: one process, one rank, stages "

@@ -81,8 +81,9 @@ class LocalSession(Session):
         state = shared_state()
         for launcher in filter(None, launchers):
             launcher.fork()
+        takes_turns = self._turns is not None and self._turns.choose()
         if self._turns is not None:
-            self._runtimes[0].take_turns(self._turns.choose())
+            rank_steps[0].runtime.take_turns(takes_turns)
         began = time.perf_counter()
         try:
             errors = self._run_side_by_side(rank_steps)
@@ -95,7 +96,7 @@ class LocalSession(Session):
             self._raise_first(rank_steps, errors)
         if self._turns is not None:
             num_tasks = sum(len(rank_step.records) for rank_step in rank_steps)
-            self._turns.learn(time.perf_counter() - began, num_tasks)
+            self._turns.learn(takes_turns, time.perf_counter() - began, num_tasks)
         self._tied.add_up()
         for rank_step in rank_steps:
             self._learn(rank_step, decision)

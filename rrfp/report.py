@@ -30,7 +30,8 @@ class RankReport:
     """Where the wall time of one rank went; compute, idle and host add up to it.
 
     Attributes:
-        compute_s: Inside stage functions (and rrfp's handing over of their results).
+        compute_s: Inside stage functions (and rrfp's handing over of their results). Where ranks
+            are threads of one process, also a task's waiting for Python's lock or for its turn.
         idle_warmup_s: Before the first task of the rank: its inputs were not computed yet. The
             pipeline fills.
         idle_input_s: Later: nothing had all its inputs, and what ran next lacked one that was not

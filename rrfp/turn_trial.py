@@ -38,8 +38,8 @@ class TurnTrial:
         side_by_side, in_turn = self._took_s.values()
         return len(in_turn) < len(side_by_side)
 
-    def learn(self, took_s, num_tasks):
-        """The step that was chosen for took so long, on all ranks together."""
+    def learn(self, took_turns, took_s, num_tasks):
+        """A step of so many tasks, of all ranks together, took so long."""
         if not self._may:
             return
         task_s = took_s / num_tasks
@@ -48,7 +48,7 @@ class TurnTrial:
         elif self._num_left:
             self._num_left -= 1
         else:
-            self._took_s[self.choose()].append(task_s)
+            self._took_s[took_turns].append(task_s)
             if len(self._took_s[True]) == _ROUNDS:
                 side_by_side, in_turn = map(median, self._took_s.values())
                 self._begin_anew()

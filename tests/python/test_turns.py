@@ -34,7 +34,7 @@ def run_trial(trial, num_steps, side_by_side_s, in_turn_s):
     for _ in range(num_steps):
         way = trial.choose()
         ways.append(way)
-        trial.learn(100 * (in_turn_s if way else side_by_side_s), 100)
+        trial.learn(way, 100 * (in_turn_s if way else side_by_side_s), 100)
     return ways
 
 
@@ -64,7 +64,7 @@ def test_long_tasks_are_not_tried(two_cores):
 def test_tasks_that_become_long_end_turns(two_cores):
     trial = TurnTrial(2)
     assert run_trial(trial, 20, SHORT_S, 0.5 * SHORT_S)[-1]
-    trial.learn(100 * LONG_S, 100)
+    trial.learn(True, 100 * LONG_S, 100)
     assert not any(run_trial(trial, 3, SHORT_S, SHORT_S))
 
 
@@ -104,7 +104,7 @@ def test_gradients_are_those_of_a_plain_loop(in_turn, num_stages, options):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(torch.stack(list(result.losses)), torch.stack(losses).detach())
     num_tasks = sum(len(rank.records) for rank in result.report.ranks)
-    assert len(in_turn) == 3 and all(told[1] == num_tasks for told in in_turn)
+    assert len(in_turn) == 3 and all(told[2] == num_tasks for told in in_turn)
 
 
 class Meeting(nn.Module):
