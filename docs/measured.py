@@ -57,7 +57,8 @@ ABOUT = {
         "What it is worth to the ranks of one process that those whose tasks are short take turns "
         "([ADR 0015](adr/0015-threads-with-short-tasks-take-turns.md)), in microseconds a task, "
         "medians and quartiles, all ways alternating in one run. The tables above were measured "
-        "before there were turns."),
+        "before there were turns. With two ranks the gain is near what the trial asks for, so it "
+        "is not always found."),
     "host_instructions.json": (
         "Instructions per task",
         "As counted by callgrind, which other load does not change: one process, one rank, stages "
