@@ -26,7 +26,7 @@ WAYS = {"side by side": False, "in turn": True}
 
 @contextlib.contextmanager
 def forced(takes_turns):
-    with mock.patch.object(TurnTrial, "choose", lambda self: takes_turns), \
+    with mock.patch.object(TurnTrial, "choose", lambda self, kind: takes_turns), \
             mock.patch.object(TurnTrial, "learn", lambda self, *step: None):
         yield
 
@@ -43,8 +43,8 @@ def chosen(pipeline, count):
     ways = []
     choose = TurnTrial.choose
 
-    def noted(trial):
-        ways.append(choose(trial))
+    def noted(trial, kind):
+        ways.append(choose(trial, kind))
         return ways[-1]
 
     with mock.patch.object(TurnTrial, "choose", noted):

@@ -81,7 +81,8 @@ class LocalSession(Session):
         state = shared_state()
         for launcher in filter(None, launchers):
             launcher.fork()
-        takes_turns = self._turns is not None and self._turns.choose()
+        kind = (request.forward_only, decision.split_backward, decision.num_microbatches)
+        takes_turns = self._turns is not None and self._turns.choose(kind)
         if self._turns is not None:
             rank_steps[0].runtime.take_turns(takes_turns)
         began = time.perf_counter()
@@ -96,7 +97,7 @@ class LocalSession(Session):
             self._raise_first(rank_steps, errors)
         if self._turns is not None:
             num_tasks = sum(len(rank_step.records) for rank_step in rank_steps)
-            self._turns.learn(takes_turns, time.perf_counter() - began, num_tasks)
+            self._turns.learn(kind, takes_turns, time.perf_counter() - began, num_tasks)
         self._tied.add_up()
         for rank_step in rank_steps:
             self._learn(rank_step, decision)

@@ -17,6 +17,7 @@ _ROUNDS = 3
 _LEAST_GAIN = 0.95    # of the time side by side
 _STEPS_IN_TURN = 250  # until both ways are tried again
 _STEPS_SIDE_BY_SIDE = 2500  # longer: a trial costs there
+_MOST_OTHERS = 50     # steps of other kinds during a trial
 
 
 class TurnTrial:
@@ -29,16 +30,20 @@ class TurnTrial:
     def _begin_anew(self):
         self._num_left = _WARM_UP_STEPS  # before the next trial
         self._takes_turns = False
+        self._kind, self._num_others = None, 0
         self._took_s = {False: [], True: []}  # per task, by way
 
-    def choose(self):
-        """Whether turns are taken in the coming step."""
+    def choose(self, kind):
+        """Whether turns are taken in the coming step; only steps of one kind are compared, so that
+        training and evaluation in turn do not pass for the two ways."""
         if self._num_left or not self._may:
             return self._takes_turns
+        if self._kind is None:
+            self._kind = kind
         side_by_side, in_turn = self._took_s.values()
-        return len(in_turn) < len(side_by_side)
+        return kind == self._kind and len(in_turn) < len(side_by_side)
 
-    def learn(self, took_turns, took_s, num_tasks):
+    def learn(self, kind, took_turns, took_s, num_tasks):
         """A step of so many tasks, of all ranks together, took so long."""
         if not self._may:
             return
@@ -47,6 +52,10 @@ class TurnTrial:
             self._begin_anew()
         elif self._num_left:
             self._num_left -= 1
+        elif kind != self._kind:
+            self._num_others += 1
+            if self._num_others > _MOST_OTHERS:
+                self._begin_anew()
         else:
             self._took_s[took_turns].append(task_s)
             if len(self._took_s[True]) == _ROUNDS:

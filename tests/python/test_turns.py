@@ -18,7 +18,7 @@ SHORT_S, LONG_S = 20e-6, 2e-3
 def in_turn(monkeypatch):
     """Every step is in turn; the list of what the trial was told."""
     told = []
-    monkeypatch.setattr(TurnTrial, "choose", lambda self: True)
+    monkeypatch.setattr(TurnTrial, "choose", lambda self, kind: True)
     monkeypatch.setattr(TurnTrial, "learn", lambda self, *what: told.append(what))
     return told
 
@@ -32,9 +32,9 @@ def run_trial(trial, num_steps, side_by_side_s, in_turn_s):
     """The ways of so many steps, which take what is given per task."""
     ways = []
     for _ in range(num_steps):
-        way = trial.choose()
+        way = trial.choose("step")
         ways.append(way)
-        trial.learn(way, 100 * (in_turn_s if way else side_by_side_s), 100)
+        trial.learn("step", way, 100 * (in_turn_s if way else side_by_side_s), 100)
     return ways
 
 
@@ -64,8 +64,28 @@ def test_long_tasks_are_not_tried(two_cores):
 def test_tasks_that_become_long_end_turns(two_cores):
     trial = TurnTrial(2)
     assert run_trial(trial, 20, SHORT_S, 0.5 * SHORT_S)[-1]
-    trial.learn(True, 100 * LONG_S, 100)
+    trial.learn("step", True, 100 * LONG_S, 100)
     assert not any(run_trial(trial, 3, SHORT_S, SHORT_S))
+
+
+def test_steps_of_another_kind_are_not_compared(two_cores):
+    """Every second step is an evaluation, whose tasks take half as long."""
+    trial, ways = TurnTrial(2), []
+    for step in range(100):
+        kind = ("train", "evaluate")[step % 2]
+        ways.append(trial.choose(kind))
+        trial.learn(kind, ways[-1], 100 * SHORT_S / (1 + step % 2), 100)
+    assert sum(ways) == 3  # of the trial, which found no difference
+
+
+def test_a_trial_whose_kind_does_not_come_back_begins_anew(two_cores):
+    trial = TurnTrial(2)
+    run_trial(trial, 4, SHORT_S, 0.5 * SHORT_S)
+    ways = []
+    for _ in range(70):
+        ways.append(trial.choose("other"))
+        trial.learn("other", ways[-1], 50 * SHORT_S if ways[-1] else 100 * SHORT_S, 100)
+    assert not any(ways[:50]) and all(ways[-5:])
 
 
 def test_one_rank_or_one_core_has_nobody_to_take_turns_with(monkeypatch, two_cores):
@@ -104,7 +124,16 @@ def test_gradients_are_those_of_a_plain_loop(in_turn, num_stages, options):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(torch.stack(list(result.losses)), torch.stack(losses).detach())
     num_tasks = sum(len(rank.records) for rank in result.report.ranks)
-    assert len(in_turn) == 3 and all(told[2] == num_tasks for told in in_turn)
+    assert len(in_turn) == 3 and all(told[3] == num_tasks for told in in_turn)
+
+
+def test_training_and_evaluation_are_two_kinds_of_step(in_turn):
+    inputs = list(torch.ones(4, 2, 4))
+    with rrfp.Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)]) as pipeline:
+        for forward_only in (False, True, False):
+            pipeline.step(inputs, inputs, nn.functional.mse_loss, forward_only=forward_only)
+    train, evaluate, again = (told[0] for told in in_turn)
+    assert train == again != evaluate
 
 
 class Meeting(nn.Module):
