@@ -128,9 +128,9 @@ ABOUT = {
     "gpu_free_sms.json": (
         "SMs left free for NCCL",
         "`RRFP_FREE_SMS` on one GPU: what bf16 products cost that leave so many multiprocessors "
-        "free, and how long a message of NCCL's takes beside them, from a GPU to itself; between "
-        "two GPUs it was not run. 8 are enough for a small message to begin at once, and cost 11 "
-        "to 16 %; 32 cost a quarter."),
+        "free, and how long a message of NCCL's takes beside them, from a GPU to itself "
+        "(between two: [below](#correctness-runs-on-two-gpus)). 8 are enough for a small message to "
+        "begin at once, and cost 11 to 16 %; 32 cost a quarter."),
     "gpu_jitter.json": (
         "Jitter and look-ahead on a GPU",
         "Eight ranks as threads of one process on one GPU, 32 microbatches, tasks that are waiting "
@@ -156,7 +156,7 @@ ABOUT = {
         "slept were not the cause."),
     "gpu_breadth.json": (
         "Correctness runs on two GPUs",
-        "No timings: which tests ran there, what failed, and why."),
+        "Which tests ran there, what failed, and why; and a few figures that belong to no table."),
     "suite_runs.json": (
         "The suite many times",
         "Each file of tests on one core alone, or crowded, with another seed in every run; whole "

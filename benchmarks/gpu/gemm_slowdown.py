@@ -27,7 +27,8 @@ from rrfp.free_multiprocessors import left_free
 
 SHAPES = {"8192x2048x2048": (8192, 2048, 2048, 40), "8192x8192x4096": (8192, 8192, 4096, 6)}
 MESSAGE_BYTES = 16 << 20
-NUM_MESSAGES, PHASES, QUIET_BATCHES = 64, 12, 30
+NUM_MESSAGES = 512  # they outlast some batches of products
+PHASES, QUIET_BATCHES = 12, 30
 
 
 class Pass(nn.Module):
