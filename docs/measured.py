@@ -129,8 +129,8 @@ ABOUT = {
         "SMs left free for NCCL",
         "`RRFP_FREE_SMS` on one GPU: what bf16 products cost that leave so many multiprocessors "
         "free, and how long a message of NCCL's takes beside them, from a GPU to itself "
-        "(between two: [below](#correctness-runs-on-two-gpus)). 8 are enough for a small message to "
-        "begin at once, and cost 11 to 16 %; 32 cost a quarter."),
+        "(between two: [below](#correctness-runs-on-two-gpus)). 8 are enough for a small message "
+        "to begin at once, and cost 11 to 16 %; 32 cost a quarter."),
     "gpu_jitter.json": (
         "Jitter and look-ahead on a GPU",
         "Eight ranks as threads of one process on one GPU, 32 microbatches, tasks that are waiting "
