@@ -54,6 +54,16 @@ def host_cost(results):
     return table(["setting", "figure", "median", "quartiles", "in direct tasks"], rows)
 
 
+def same_memory(results):
+    runs = ["fixed", "fixed, mid", "fixed, twice the warm-up", "fixed, twice the warm-up, mid",
+            "auto", "auto, mid", "auto, twice the limit", "auto, twice the limit, mid"]
+    rows = []
+    for row in results["rows"]:
+        found = [row["runs"].get(run) for run in runs]
+        rows.append([row["case"], *(f"{run['speed_up']:.2f}" if run else "" for run in found)])
+    return table(["", *runs], rows)
+
+
 def turns(results):
     rows = []
     for row in results["rows"]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 import torch
 
-from rrfp.value_text import value_text
+from rrfp.value_text import repr_text, value_text
 
 
 def is_list(value):
@@ -48,14 +48,16 @@ def numbers(name, values, least):
         values = _values(name, values)
     if not is_ordered_list(values):
         raise TypeError(
-            f"{name} is {values!r}; pass a sequence with one number per microbatch, in their order."
+            f"{name} is {repr_text(values)}; pass a sequence with one number per microbatch, in their order."
         )
     found = []
     for index, value in enumerate(values):
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise TypeError(f"{name}[{index}] is {value!r}; it must be a number.") from None
+        except Exception:  # a tensor without values, say, has errors of its own
+            raise TypeError(
+                f"{name}[{index}] is {repr_text(value)}; it must be a number."
+            ) from None
         if not math.isfinite(number) or number < least:
             raise ValueError(
                 f"{name}[{index}] is {number}; it must be finite"
@@ -79,4 +81,6 @@ def microbatch_places(order):
             return [operator.index(m) for m in order]
         except Exception:  # a tensor without values has errors of its own
             pass
-    raise TypeError(f"microbatch_order is {order!r}; use 'given', 'mid', a list or a callable.")
+    raise TypeError(
+        f"microbatch_order is {repr_text(order)}; use 'given', 'mid', a list or a callable."
+    )

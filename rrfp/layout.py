@@ -272,7 +272,7 @@ def check_stages_complete(stages_of_rank):
                     "belongs to exactly one rank."
                 )
             owner[stage] = rank
-    missing = [s for s in range(max(owner) + 1) if s not in owner]
-    if missing:
+    missing = next((s for s in range(len(owner)) if s not in owner), None)
+    if missing is not None:
         listed = "; ".join(f"rank {r} has {list(s)}" for r, s in enumerate(stages_of_rank))
-        raise ValueError(f"stage {missing[0]} is missing ({listed}); stages count from 0.")
+        raise ValueError(f"stage {missing} is missing ({listed}); stages count from 0.")

@@ -59,12 +59,12 @@ class Pipeline:
     ):
         joined = pipeline_group(group)
         timeout_s = set_up_timeout_s if is_timeout(set_up_timeout_s) else _SET_UP_TIMEOUT_S
-        with refused_together(stages, joined, timeout_s):
+        with refused_together(stages, joined, timeout_s) as known:
+            known.agreement_group = resolve_agreement_group(agreement_group, group)
             check_timeout("set_up_timeout_s", set_up_timeout_s)
-            agreement_group = resolve_agreement_group(agreement_group, group)
             shape = shape_of(placement, edges, loss_stages, tied)
         self._modules, self._session = open_session(
-            stages, shape, num_ranks, joined, agreement_group, transport, timeout_s
+            stages, shape, num_ranks, joined, known.agreement_group, transport, timeout_s
         )
 
     def step(
@@ -296,10 +296,11 @@ def run_pipeline(
     # A wrong time-out is refused below, on every rank alike.
     set_up_timeout_s = stall_timeout_s if is_timeout(stall_timeout_s) else _SET_UP_TIMEOUT_S
     joined = pipeline_group(group)
-    with refused_together(stages, joined, set_up_timeout_s):
-        agreement_group = resolve_agreement_group(agreement_group, group)
+    with refused_together(stages, joined, set_up_timeout_s) as known:
+        known.agreement_group = resolve_agreement_group(agreement_group, group)
         shape = shape_of(placement, edges, loss_stages, tied)
-    opening = (stages, shape, num_ranks, joined, agreement_group, transport, set_up_timeout_s)
+    opening = (stages, shape, num_ranks, joined, known.agreement_group, transport,
+               set_up_timeout_s)
     session, modules = cached_session(*opening)
     for name in ("stages", "placement", "edges", "loss_stages", "tied", "num_ranks",
                  "group", "agreement_group", "transport"):

@@ -14,6 +14,7 @@ from rrfp.rendezvous import RanksParted, Rendezvous, check_cards, master_host, m
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import describe_holders, mark_copies, normalise_tied
+from rrfp.value_text import error_text
 
 
 def open_process_session(
@@ -39,10 +40,11 @@ def open_process_session(
 def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none):
     member = rendezvous.member
     listener = None
-    card = {"error": None, **{name: repr(value) for name, value in shape.items()}}
+    card = {"error": None}
     card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
     modules, cause = None, None
     try:
+        card.update((name, repr(value)) for name, value in shape.items())
         check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
         host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
         listener = _C.SocketListener(host, with_unix=transport != "tcp")
@@ -61,9 +63,9 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
         devices = {stage: stage_device(stage, module) for stage, module in modules.items()}
         card["devices"] = {s: d and str(d) for s, d in devices.items()}
         card["tied parameters"] = describe_holders(normalise_tied(shape["tied"]), modules)
-    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: it cannot listen
+    except Exception as error:  # it cannot listen, or what was given raises when it is looked at
         cause = error
-        card["error"] = (type(error).__name__, str(error))
+        card["error"] = _refusal_of(error)
     cards = rendezvous.exchange(card)
     try:
         layout, devices = lay_out(cards, member, shape, transport)
@@ -92,25 +94,31 @@ def _is_number_of(num_ranks, member):
     )
 
 
-def refuse_set_up(error, group, timeout_s):
+def _refusal_of(error):
+    """(name of the error that all ranks raise for it, its text)."""
+    name, text = type(error).__name__, error_text(error)
+    if not isinstance(error, (ValueError, TypeError, RuntimeError)):
+        text = f"{name}: {text}"
+    return ("TypeError" if isinstance(error, TypeError) else "ValueError", text)
+
+
+def refuse_set_up(error, group, timeout_s, agreement_group):
     """This rank has failed before its set-up: it takes part in one, for all ranks to hear why.
 
     Raises:
         ValueError, TypeError: The same on every rank, those included that are in a step.
         RankTimeoutError: A rank did not come.
     """
-    is_plain = isinstance(error, (ValueError, TypeError))
-    name = type(error).__name__
-    said = ("TypeError" if isinstance(error, TypeError) else "ValueError",
-            str(error) if is_plain else f"{name}: {error}")
     member = membership(group)
     with Rendezvous(member, timeout_s) as rendezvous:
-        cards = rendezvous.exchange({"error": said})
+        cards = rendezvous.exchange({"error": _refusal_of(error)})
     try:
         check_cards(cards, ())
     except (ValueError, TypeError) as refusal:
         if isinstance(refusal, RanksParted):
             close_pipelines_of(member.ranks)
+        if agreement_group not in (None, NO_MEETINGS):
+            GroupSetUp(agreement_group, member, timeout_s).withdraw(refusal)
         raise refusal from error
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import torch
 
@@ -76,14 +77,16 @@ def shape_of(placement, edges, loss_stages, tied):
 @contextlib.contextmanager
 def refused_together(stages, group, set_up_timeout_s):
     """Inside, arguments of a set-up are read that can fail on one rank alone; the others, who wait
-    for it in theirs, are told."""
+    for it in theirs, are told. So are the members of ``agreement_group``, once that is set on what
+    is yielded."""
+    known = SimpleNamespace(agreement_group=None)
     try:
-        yield
+        yield known
     except Exception as error:  # also what the caller's own iterators raise
         if _lives_here(stages):
             raise
         check_not_forked()
-        refuse_set_up(error, group, set_up_timeout_s)
+        refuse_set_up(error, group, set_up_timeout_s, known.agreement_group)
 
 
 def open_session(
@@ -176,8 +179,12 @@ def cached_session(
 ):
     """(session, {stage: module}) for run_pipeline, built anew when there is none that fits."""
     here = _lives_here(stages)
-    groups = (id(group), id(agreement_group))
-    key = (_identity(stages), repr(shape), repr(num_ranks), groups, repr(transport), here)
+    # A text is the same whichever object holds it.
+    groups = (id(group),
+              agreement_group if isinstance(agreement_group, str) else id(agreement_group))
+    with refused_together(stages, group, set_up_timeout_s) as known:
+        known.agreement_group = agreement_group
+        key = (_identity(stages), repr(shape), repr(num_ranks), groups, repr(transport), here)
     joined = None if here else group if group is not None else _distributed().group.WORLD
     with _cache_lock:
         entry = _cache.get(key)

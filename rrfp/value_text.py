@@ -31,6 +31,22 @@ def value_text(value):
         return _with_article(type(value).__name__)
 
 
+def repr_text(value):
+    """Its repr, or what it is where that raises."""
+    try:
+        return repr(value)
+    except Exception:
+        return value_text(value)
+
+
+def error_text(error):
+    """An exception's own words, or that it has none. Never raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its description raised {type(broken).__name__}"
+
+
 def _describe(value, depth):
     if value is None:
         return "None"

@@ -67,6 +67,7 @@ class RankStep:
             if launcher is not None:
                 launcher.begin(runtime)
             runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
+            process = os.getpid()
             tasks = self.plan.tasks(runtime.rank)
             self.random.prepare(tasks)
             while True:
@@ -81,8 +82,12 @@ class RankStep:
                     except (_C.StatusError, KeyboardInterrupt):
                         raise
                     except BaseException as error:
+                        if other_thread and os.getpid() != process:
+                            _leave_child(error)
                         self._end_everywhere(tasks[local], error)
                         continue  # claim() raises what ended the step
+                    if other_thread and os.getpid() != process:
+                        _leave_child(None)  # a copy of this thread alone: no other rank runs on
                     if launcher is not None:
                         launcher.launched(runtime, tasks[local], self.stall_timeout_ms)
                     runtime.retire(local)
@@ -183,7 +188,11 @@ class Worker:
         self._is_closed = False  # what is submitted from then on is answered without being run
         self._num_running = 0
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except BaseException:  # Ctrl-C, while it may be running already
+            self._jobs.put(None)
+            raise
 
     def submit(self, rank_step, finished):
         """Run a step; ``finished`` (a queue) gets [exception or None], which the taker empties.

@@ -53,8 +53,8 @@ class Forking(torch.nn.Linear):
     def forward(self, x):
         child = os.fork()
         if child == 0:
-            sys.exit(3)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+            LEAVE
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == STATUS
         return super().forward(x)
 
 batch = [torch.ones(2, 4) for _ in range(2)]
@@ -63,8 +63,11 @@ rrfp.run_pipeline(stages, batch, batch, torch.nn.functional.mse_loss)
 """
 
 
-def test_a_child_of_a_stage_ends():
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True,
+@pytest.mark.parametrize("leave, status", [("sys.exit(3)", 3), ("return x", 0), ("1 / 0", 1)])
+def test_a_child_of_a_stage_ends(leave, status):
+    """Also one that goes on: it is a copy of this one thread, and no other rank runs in it."""
+    program = FORKING.replace("LEAVE", leave).replace("STATUS", str(status))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -10,6 +10,7 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp.session import open_sessions
 
 M, P = 4, 2
 
@@ -80,3 +81,88 @@ def test_a_rank_that_is_refused_while_others_are_in_a_step(refused):
     told = worker_group(P).values(run_refused, refused)
     assert len(set(told)) == 1 and told[0][0] == "RanksParted", told
     assert f"rank {refused}: agreement_group is 'nonne'" in told[0][1]
+
+
+class Wordless(ValueError):
+    def __str__(self):
+        raise OSError("no words")
+
+
+class Unshown(list):
+    def __repr__(self):
+        raise OSError("not to be shown")
+
+
+class Unsearchable(nn.Linear):
+    def named_parameters(self, *args, **kwargs):
+        raise AttributeError("nothing is named here")
+
+
+def raising(error):
+    yield (0, 1)
+    raise error
+
+
+ODD = {  # what is odd on rank 1, and what all ranks hear
+    "wordless": (lambda: {"edges": raising(Wordless())}, "its description raised OSError"),
+    "unshown": (lambda: {"edges": Unshown([(0, 1)])}, "OSError: not to be shown"),
+    "unsearchable": (lambda: {"stages": Unsearchable(4, 4)}, "AttributeError: nothing is named"),
+}
+
+
+def run_odd(rank, num_ranks, name, is_kept):
+    stage, options = nn.Linear(4, 4), ODD[name][0]() if rank == 1 else {}
+    if name != "unsearchable" and rank != 1:
+        options = {"edges": [(0, 1)]}
+    stage = options.pop("stages", stage)
+    if is_kept:
+        rrfp.Pipeline({rank: stage}, set_up_timeout_s=20.0, **options)
+    else:
+        rrfp.run_pipeline({rank: stage}, [torch.ones(2, 4)] if rank == 0 else None,
+                          forward_only=True, stall_timeout_s=20.0, **options)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["Pipeline", "run_pipeline"])
+@pytest.mark.parametrize("name", ODD)
+def test_what_raises_when_it_is_looked_at_is_told(name, is_kept):
+    answers = worker_group(P).run(run_odd, name, is_kept)
+    assert {answer.error_type for answer in answers} == {"ValueError"}, answers
+    assert all(f"rank 1: {ODD[name][1]}" in answer.error_text for answer in answers), answers
+
+
+def open_in_two_groups(rank, num_ranks, wrong):
+    pipelines = [torch.distributed.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    members = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    edges = raising(KeyError("a cause of mine")) if rank == wrong else [(0, 1)]
+    rrfp.Pipeline({rank % 2: nn.Linear(4, 4)}, group=pipelines[rank // 2], edges=edges,
+                  agreement_group=members[rank % 2], set_up_timeout_s=20.0)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_members_of_the_agreement_group_are_told_too(wrong):
+    """Also those in another pipeline, which is right in itself."""
+    answers = worker_group(4).run(open_in_two_groups, wrong)
+    assert {answer.error_type for answer in answers} == {"ValueError"}, answers
+    assert all("a cause of mine" in answer.error_text for answer in answers), answers
+
+
+def run_with_new_texts(rank, num_ranks):
+    """The number of pipelines after steps whose ``agreement_group`` is another object each time."""
+    stage, inputs, kept = nn.Linear(4, 4), [torch.ones(2, 4)], []
+    for _ in range(5):
+        kept.append("NONE".lower())
+        rrfp.run_pipeline({rank: stage}, inputs if rank == 0 else None, forward_only=True,
+                          agreement_group=kept[-1], stall_timeout_s=60.0)
+    return len({id(text) for text in kept}), len(list(open_sessions()))
+
+
+def test_a_text_is_the_same_whichever_object_holds_it():
+    before = worker_group(P).values(open_now)
+    for (num_texts, num_open), already in zip(
+        worker_group(P).values(run_with_new_texts), before, strict=True
+    ):
+        assert num_texts == 5 and num_open <= already + 1
+
+
+def open_now(rank, num_ranks):
+    return len(list(open_sessions()))
