@@ -38,7 +38,7 @@ def _build_rows():
         build["cuda"] = f"{version // 1000}.{version % 1000 // 10}{unused}"
     else:
         torch_too = ", which this torch lacks too" if is_torch_without else ""
-        build["cuda"] = f"none{torch_too}: {refusal}"
+        build["cuda"] = f"none{torch_too}: when rrfp was built, {refusal}"
     return build
 
 

@@ -48,7 +48,8 @@ def numbers(name, values, least):
         values = _values(name, values)
     if not is_ordered_list(values):
         raise TypeError(
-            f"{name} is {repr_text(values)}; pass a sequence with one number per microbatch, in their order."
+            f"{name} is {repr_text(values)}; pass a sequence with one number per microbatch, in "
+            "their order."
         )
     found = []
     for index, value in enumerate(values):

@@ -177,3 +177,9 @@ def test_refusals_are_many():
     """The table is what the promise names, and hostile values beside it."""
     assert len(cases("threads")) > 60
     assert len(cases("processes")) > 60
+
+
+def test_a_stage_index_that_is_far_too_large():
+    stages = {0: torch.nn.Linear(4, 4), 10**18: torch.nn.Linear(4, 4)}
+    with pytest.raises(ValueError, match=r"stage 1 is missing \(rank 0 has \[0, 10{18}\]\)"):
+        rrfp.run_pipeline(stages, [torch.ones(2, 4)], forward_only=True)

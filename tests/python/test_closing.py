@@ -178,3 +178,19 @@ def test_a_set_up_that_is_interrupted_leaves_no_thread(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rrfp.Pipeline([Napping(0.0) for _ in range(RANKS)])
     assert not begun[0].thread.is_alive()
+
+
+def test_a_worker_that_is_interrupted_while_it_starts_ends(monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Worker("a worker")
+    monkeypatch.undo()
+    started[0].join(30)
+    assert not started[0].is_alive()

@@ -31,7 +31,7 @@ def test_info_says_whether_cuda_is_in(has_cuda, capsys, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     main(["info"])
     expected = ("13.1, which this torch lacks" if has_cuda
-                else "none, which this torch lacks too: no header lies there")
+                else "none, which this torch lacks too: when rrfp was built, no header lies there")
     assert f"\ncuda: {expected}\n" in capsys.readouterr().out
 
 

@@ -103,18 +103,20 @@ def raising(error):
     raise error
 
 
-ODD = {  # what is odd on rank 1, and what all ranks hear
-    "wordless": (lambda: {"edges": raising(Wordless())}, "its description raised OSError"),
-    "unshown": (lambda: {"edges": Unshown([(0, 1)])}, "OSError: not to be shown"),
-    "unsearchable": (lambda: {"stages": Unsearchable(4, 4)}, "AttributeError: nothing is named"),
+ODD = {  # what rank 0 gives, what is odd on rank 1, and what all ranks hear
+    "wordless": ({"edges": [(0, 1)]}, lambda: {"edges": raising(Wordless())},
+                 "its description raised OSError"),
+    "unshown": ({"placement": [0, 1]}, lambda: {"placement": Unshown([0, 1])},
+                "OSError: not to be shown"),
+    "unsearchable": ({}, lambda: {"stages": Unsearchable(4, 4)},
+                     "AttributeError: nothing is named"),
 }
 
 
 def run_odd(rank, num_ranks, name, is_kept):
-    stage, options = nn.Linear(4, 4), ODD[name][0]() if rank == 1 else {}
-    if name != "unsearchable" and rank != 1:
-        options = {"edges": [(0, 1)]}
-    stage = options.pop("stages", stage)
+    plain, odd, _ = ODD[name]
+    options = odd() if rank == 1 else dict(plain)
+    stage = options.pop("stages", None) or nn.Linear(4, 4)
     if is_kept:
         rrfp.Pipeline({rank: stage}, set_up_timeout_s=20.0, **options)
     else:
@@ -127,7 +129,7 @@ def run_odd(rank, num_ranks, name, is_kept):
 def test_what_raises_when_it_is_looked_at_is_told(name, is_kept):
     answers = worker_group(P).run(run_odd, name, is_kept)
     assert {answer.error_type for answer in answers} == {"ValueError"}, answers
-    assert all(f"rank 1: {ODD[name][1]}" in answer.error_text for answer in answers), answers
+    assert all(f"rank 1: {ODD[name][2]}" in answer.error_text for answer in answers), answers
 
 
 def open_in_two_groups(rank, num_ranks, wrong):
