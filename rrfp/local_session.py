@@ -4,6 +4,7 @@ import logging
 import queue
 import secrets
 import time
+import weakref
 
 import torch
 
@@ -53,8 +54,12 @@ class LocalSession(Session):
             self._streams = LocalStreams(by_rank)
         self._runtimes = runtimes  # which the end of the program may close and take at once
         try:
-            for rank in range(layout.num_ranks):
-                self._workers.append(Worker(f"rrfp-rank{rank}"))
+            self._workers = [Worker(f"rrfp-rank{rank}") for rank in range(layout.num_ranks)]
+            # Ctrl-C may come when it is made and nobody has it yet.
+            for worker in self._workers:
+                weakref.finalize(self, worker.let_go).atexit = False
+            for worker in self._workers:
+                worker.start()
         except BaseException:
             self.close("its set-up was interrupted")
             raise

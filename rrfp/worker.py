@@ -180,7 +180,7 @@ def _leave_child(error):
 
 
 class Worker:
-    """A persistent thread that runs the steps of one rank."""
+    """A persistent thread that runs the steps of one rank, from start() to close()."""
 
     def __init__(self, name):
         self._jobs = queue.SimpleQueue()
@@ -188,11 +188,10 @@ class Worker:
         self._is_closed = False  # what is submitted from then on is answered without being run
         self._num_running = 0
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        try:
-            self.thread.start()
-        except BaseException:  # Ctrl-C, while it may be running already
-            self._jobs.put(None)
-            raise
+
+    def start(self):
+        """Apart from the making: who is interrupted here still has what to close."""
+        self.thread.start()
 
     def submit(self, rank_step, finished):
         """Run a step; ``finished`` (a queue) gets [exception or None], which the taker empties.
@@ -207,6 +206,10 @@ class Worker:
         error = ClosedError("this pipeline was closed while a step began. Build a new one.")
         finished.put([error])
 
+    def let_go(self):
+        """End the thread once it is idle. Takes no lock: the garbage collector may call it."""
+        self._jobs.put(None)
+
     @property
     def is_idle(self):
         """Whether all that was submitted has been answered."""
@@ -217,7 +220,7 @@ class Worker:
         with self._lock:
             self._is_closed = True
             self._jobs.put(None)
-        if self.thread is not threading.current_thread():
+        if self.thread is not threading.current_thread() and self.thread.ident is not None:
             self.thread.join(timeout_s)
         return not self.thread.is_alive()
 

@@ -5,6 +5,7 @@ lost with an interrupt, and waited for; a session half closed, whose threads out
 kept for good because its own thread was the last to know a stage.
 """
 
+import gc
 import os
 import random
 import subprocess
@@ -189,8 +190,20 @@ def test_a_worker_that_is_interrupted_while_it_starts_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
+    workers = [Worker("interrupted"), Worker("not started")]
     with pytest.raises(KeyboardInterrupt):
-        Worker("a worker")
+        workers[0].start()
     monkeypatch.undo()
-    started[0].join(30)
+    assert all(worker.close(30) for worker in workers)
     assert not started[0].is_alive()
+
+
+def test_threads_end_with_a_session_that_nobody_has():
+    """As after a Ctrl-C that comes when it is made and not yet handed over."""
+    pipeline = rrfp.Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)])
+    threads = [worker.thread for worker in pipeline._session._workers]
+    del pipeline
+    gc.collect()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
