@@ -37,6 +37,7 @@ class Membership:
 
     rank: int
     ranks: tuple  # global ranks of the group, by rank in it
+    group: str = ""  # torch's name of it, the same on all its ranks
 
     @property
     def num_ranks(self):
@@ -54,7 +55,7 @@ def membership(group):
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("this process is not a member of group; only members may call this.")
-    return Membership(rank, tuple(dist.get_process_group_ranks(group)))
+    return Membership(rank, tuple(dist.get_process_group_ranks(group)), group.group_name)
 
 
 def master_host():
@@ -143,6 +144,7 @@ class Rendezvous:
         card = {
             **card,
             "version": _C.build_info()["version"],
+            "group": self.member.group,
         }
         with self.store_reachable():
             if self.member.rank == 0 and self._num_exchanges == 0:
@@ -316,6 +318,8 @@ def check_cards(cards, shape):
         raise _REFUSALS.get(told[0][1], ValueError)(text)
     for name, words in (
         ("version", "versions of rrfp; install the same one everywhere"),
+        ("group", "process groups of the same ranks (torch's names of them follow); pass the same "
+         "one on every rank, and build pipelines in the same order"),
         *((name, f"values of {name}; pass the same one on every rank") for name in shape),
         ("agreement", "agreement groups; give one of the same size to every rank, or none"),
     ):

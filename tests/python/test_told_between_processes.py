@@ -168,3 +168,16 @@ def test_a_text_is_the_same_whichever_object_holds_it():
 
 def open_now(rank, num_ranks):
     return len(list(open_sessions()))
+
+
+def open_in_opposite_order(rank, num_ranks):
+    groups = [torch.distributed.new_group([0, 1]) for _ in range(2)]
+    for group in groups[::-1] if rank else groups:
+        rrfp.Pipeline({rank: nn.Linear(4, 4)}, group=group, set_up_timeout_s=60.0)
+
+
+def test_groups_of_the_same_ranks_are_not_taken_for_one_another():
+    """Pipelines that are built in another order on each rank would join each other's stages."""
+    answers = worker_group(P).run(open_in_opposite_order)
+    assert {answer.error_type for answer in answers} == {"ValueError"}, answers
+    assert all("different process groups of the same ranks" in a.error_text for a in answers)
