@@ -156,6 +156,11 @@ class GroupSetUp:
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
+        if self._meeting.is_late:
+            # They have given up the attempt that this is about; in the next one they would take
+            # the reason for one against it.
+            self.__exit__(type(error), error, None)
+            return
         with self._meeting:
             self._refuse(error)
             self._end(has_failed=True)

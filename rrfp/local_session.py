@@ -140,8 +140,8 @@ class LocalSession(Session):
                         self._abort(_C.StatusCode.CLOSED, f"a worker ended with {error!r}")
         except BaseException:
             # Ctrl-C: the tasks that run now are waited for; another Ctrl-C leaves them alone.
-            self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
             try:
+                self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
                 while not all(worker.is_idle for worker in self._workers):
                     time.sleep(_INTERRUPTED_LOOK_S)
             finally:

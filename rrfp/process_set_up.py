@@ -110,16 +110,21 @@ def refuse_set_up(error, group, timeout_s, agreement_group):
         RankTimeoutError: A rank did not come.
     """
     member = membership(group)
-    with Rendezvous(member, timeout_s) as rendezvous:
+    with contextlib.ExitStack() as set_ups:
+        rendezvous = set_ups.enter_context(Rendezvous(member, timeout_s))
+        agreement = None
+        if agreement_group not in (None, NO_MEETINGS):  # begun now, with those who wait in it
+            agreement = set_ups.enter_context(GroupSetUp(agreement_group, member, timeout_s))
         cards = rendezvous.exchange({"error": _refusal_of(error)})
-    try:
-        check_cards(cards, ())
-    except (ValueError, TypeError) as refusal:
-        if isinstance(refusal, RanksParted):
-            close_pipelines_of(member.ranks)
-        if agreement_group not in (None, NO_MEETINGS):
-            GroupSetUp(agreement_group, member, timeout_s).withdraw(refusal)
-        raise refusal from error
+        try:
+            check_cards(cards, ())
+        except (ValueError, TypeError) as refusal:
+            rendezvous.refusal = refusal
+            if isinstance(refusal, RanksParted):
+                close_pipelines_of(member.ranks)
+            if agreement is not None:
+                agreement.withdraw(refusal)
+            raise refusal from error
 
 
 def _form_agreement(agreement, rendezvous, stages):

@@ -123,6 +123,11 @@ class Rendezvous:
             number = self.store.add(self._counts[self.member.rank], 1)
         return f"{self._place}/{number}"
 
+    @property
+    def is_late(self):
+        """Whether the others had given up a set-up before this rank began it."""
+        return self._passed_over is not None
+
     def __enter__(self):
         return self
 

@@ -181,3 +181,24 @@ def test_groups_of_the_same_ranks_are_not_taken_for_one_another():
     answers = worker_group(P).run(open_in_opposite_order)
     assert {answer.error_type for answer in answers} == {"ValueError"}, answers
     assert all("different process groups of the same ranks" in a.error_text for a in answers)
+
+
+def refused_after_others_left(rank, num_ranks):
+    """Rank 0 is refused while rank 1 is not there yet; both leave the others' set-up too late."""
+    groups = [torch.distributed.new_group(ranks)
+              for ranks in ([0, 1], [2, 3], [0, 2], [1, 3], [1, 2, 3])]
+    options = {"group": groups[rank // 2], "agreement_group": groups[2 + rank % 2]}
+    stage, wrong = {rank % 2: nn.Linear(4, 4)}, {"edges": raising(KeyError())} if rank == 0 else {}
+    if rank == 1:
+        torch.distributed.barrier(groups[4])
+    with pytest.raises((ValueError, rrfp.RankTimeoutError)):
+        rrfp.Pipeline(stage, set_up_timeout_s=60.0 if rank < 2 else 2.0, **options, **wrong)
+    if rank > 1:
+        torch.distributed.barrier(groups[4])
+    torch.distributed.barrier()
+    rrfp.Pipeline(stage, set_up_timeout_s=60.0, **options).close()
+    return "joined"
+
+
+def test_a_refusal_that_comes_too_late_spoils_no_later_set_up():
+    assert worker_group(4).values(refused_after_others_left) == ["joined"] * 4
