@@ -26,15 +26,31 @@ def open_process_session(
         ValueError, TypeError: The same on every rank, whatever rank it is about.
         RankTimeoutError: A rank did not come.
     """
-    member = membership(group)
-    with contextlib.ExitStack() as set_ups:
-        rendezvous = set_ups.enter_context(Rendezvous(member, set_up_timeout_s))
-        agreement = None
-        if agreement_group not in (None, NO_MEETINGS):
-            agreement = GroupSetUp(agreement_group, member, set_up_timeout_s)
-            set_ups.enter_context(agreement)
+    with _set_ups(group, set_up_timeout_s, agreement_group) as (rendezvous, agreement):
         says_none = agreement_group == NO_MEETINGS
         return _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
+
+
+@contextlib.contextmanager
+def _set_ups(group, timeout_s, agreement_group):
+    """The set-up of the pipeline and that of its agreement group or None, begun at once: whoever
+    waits in one hears of what becomes of the other."""
+    member = membership(group)
+    with contextlib.ExitStack() as begun:
+        rendezvous = begun.enter_context(Rendezvous(member, timeout_s))
+        agreement = None
+        if agreement_group not in (None, NO_MEETINGS):
+            agreement = begun.enter_context(GroupSetUp(agreement_group, member, timeout_s))
+        yield rendezvous, agreement
+
+
+def _leave_refused(refusal, rendezvous, agreement):
+    """Every rank of the pipeline knows of the refusal; members of the agreement group may not."""
+    rendezvous.refusal = refusal
+    if isinstance(refusal, RanksParted):
+        close_pipelines_of(rendezvous.member.ranks)
+    if agreement is not None:
+        agreement.withdraw(refusal)
 
 
 def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none):
@@ -70,11 +86,7 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
     try:
         layout, devices = lay_out(cards, member, shape, transport)
     except (ValueError, TypeError) as error:
-        rendezvous.refusal = error
-        if isinstance(error, RanksParted):
-            close_pipelines_of(member.ranks)
-        if agreement is not None:
-            agreement.withdraw(error)
+        _leave_refused(error, rendezvous, agreement)
         raise error from cause
     segment = None
     if agreement is not None:
@@ -109,21 +121,12 @@ def refuse_set_up(error, group, timeout_s, agreement_group):
         ValueError, TypeError: The same on every rank, those included that are in a step.
         RankTimeoutError: A rank did not come.
     """
-    member = membership(group)
-    with contextlib.ExitStack() as set_ups:
-        rendezvous = set_ups.enter_context(Rendezvous(member, timeout_s))
-        agreement = None
-        if agreement_group not in (None, NO_MEETINGS):  # begun now, with those who wait in it
-            agreement = set_ups.enter_context(GroupSetUp(agreement_group, member, timeout_s))
+    with _set_ups(group, timeout_s, agreement_group) as (rendezvous, agreement):
         cards = rendezvous.exchange({"error": _refusal_of(error)})
         try:
             check_cards(cards, ())
         except (ValueError, TypeError) as refusal:
-            rendezvous.refusal = refusal
-            if isinstance(refusal, RanksParted):
-                close_pipelines_of(member.ranks)
-            if agreement is not None:
-                agreement.withdraw(refusal)
+            _leave_refused(refusal, rendezvous, agreement)
             raise refusal from error
 
 
