@@ -7,7 +7,7 @@ import torch
 
 from rrfp import _C
 from rrfp.byte_limits import byte_limits
-from rrfp.given_lists import microbatch_places
+from rrfp.given_lists import drawn, microbatch_places
 from rrfp.moved_stages import check_not_moved
 from rrfp.rank_hint import order_by, state_of
 from rrfp.settings import SETTINGS
@@ -245,7 +245,7 @@ def _microbatch_order(request, costs, num_microbatches):
             raise ValueError("microbatch_order is a callable of costs; pass costs on any rank.")
         try:
             order = order(list(costs))
-            order = list(order) if isinstance(order, Iterator) else order
+            order = drawn("microbatch_order", order) if isinstance(order, Iterator) else order
         except Exception as error:
             raise ValueError(
                 f"microbatch_order raised {type(error).__name__}: {error}. A callable one is "

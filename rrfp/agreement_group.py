@@ -140,9 +140,9 @@ class GroupSetUp:
     def __init__(self, group, pipeline, timeout_s):
         self._pipeline = pipeline  # this rank's Membership in its pipeline
         self.member = membership(group)
-        self._meeting = Rendezvous(self.member, timeout_s, "agreement group")
-        with self._meeting.store_reachable():
-            self._claims = GroupClaims(self.member, self._meeting.corner, self._meeting.store)
+        self.meeting = Rendezvous(self.member, timeout_s, "agreement group")
+        with self.meeting.store_reachable():
+            self._claims = GroupClaims(self.member, self.meeting.corner, self.meeting.store)
         self._is_over = False
 
     def __enter__(self):
@@ -152,29 +152,29 @@ class GroupSetUp:
         if error is not None and not self._is_over:
             with contextlib.suppress(PeerLostError):  # nobody to tell
                 self._end(has_failed=True)
-            self._meeting.__exit__(kind, error, trace)
+            self.meeting.__exit__(kind, error, trace)
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
-        if self._meeting.is_late:
+        if self.meeting.is_late:
             # They have given up the attempt that this is about; in the next one they would take
             # the reason for one against it.
             self.__exit__(type(error), error, None)
             return
-        with self._meeting:
+        with self.meeting:
             self._refuse(error)
             self._end(has_failed=True)
 
     def _end(self, has_failed):
         self._is_over = True
-        with self._meeting.store_reachable():
+        with self.meeting.store_reachable():
             self._claims.end(has_failed)
 
     def _refuse(self, error):
-        with self._meeting.store_reachable():
+        with self.meeting.store_reachable():
             # Looked up first: whoever has heard of this may try again with another group.
             others = self._claims.others()
-            self._meeting.publish("card", {"error": str(error)})
+            self.meeting.publish("card", {"error": str(error)})
             for claim in others:
                 self._claims.refuse(claim, str(error))
 
@@ -199,13 +199,13 @@ class GroupSetUp:
             RankTimeoutError: A member did not come.
         """
         has_failed = True
-        with self._meeting:
+        with self.meeting:
             try:
                 self._check(self._exchange_cards(stages))
                 segment = self._share_memory()
                 has_failed = False
             except ValueError as error:
-                self._meeting.refusal = error
+                self.meeting.refusal = error
                 raise
             finally:
                 self._end(has_failed)
@@ -221,7 +221,7 @@ class GroupSetUp:
             "version": _C.build_info()["version"],
         }
         try:
-            cards = self._meeting.share("card", card, self._check_claims)
+            cards = self.meeting.share("card", card, self._check_claims)
             for rank, other in zip(self.member.ranks, cards):
                 if other["error"] is not None:
                     raise ValueError(
@@ -234,7 +234,7 @@ class GroupSetUp:
         return cards
 
     def _share_memory(self):
-        member, meeting = self.member, self._meeting
+        member, meeting = self.member, self.meeting
         segment, refusal = self._map_memory()
         token = secrets.randbits(64)
         if segment is not None:
@@ -295,7 +295,7 @@ class GroupSetUp:
                 place = (os.getpid(), segment.fd, nonce)
             except RuntimeError as error:  # of the system: no memory, no descriptor
                 place = str(error)
-        place = self._meeting.share("memory", place)[0]
+        place = self.meeting.share("memory", place)[0]
         if isinstance(place, str):
             return None, f'member 0 could get none: "{place}"'
         pid, fd, nonce = place

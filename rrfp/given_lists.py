@@ -1,5 +1,6 @@
 """Lists that a caller gives: what is one, and those of numbers and of microbatches."""
 
+import itertools
 import math
 import operator
 from collections.abc import Mapping, Set
@@ -7,6 +8,24 @@ from collections.abc import Mapping, Set
 import torch
 
 from rrfp.value_text import repr_text, value_text
+
+# Of any list that a step or a pipeline takes; an iterator that gives more has no end.
+_MOST_ITEMS = 1 << 20
+
+
+def drawn(name, values):
+    """What is in a list or an iterator, as a list.
+
+    Raises:
+        ValueError: It has no end.
+    """
+    items = list(itertools.islice(values, _MOST_ITEMS + 1))
+    if len(items) > _MOST_ITEMS:
+        raise ValueError(
+            f"{name} gives more than {_MOST_ITEMS:,} items, as an iterator without an end does; "
+            "pass a list."
+        )
+    return items
 
 
 def is_list(value):
@@ -52,7 +71,7 @@ def numbers(name, values, least):
             "their order."
         )
     found = []
-    for index, value in enumerate(values):
+    for index, value in enumerate(drawn(name, values)):
         try:
             number = float(value)
         except Exception:  # a tensor without values, say, has errors of its own
@@ -77,7 +96,7 @@ def microbatch_places(order):
     if isinstance(order, torch.Tensor):
         order = _values("microbatch_order", order)
     if is_ordered_list(order):
-        order = list(order)
+        order = drawn("microbatch_order", order)
         try:
             return [operator.index(m) for m in order]
         except Exception:  # a tensor without values has errors of its own

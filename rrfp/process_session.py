@@ -26,6 +26,7 @@ from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
 from rrfp.tied_exchange import TiedExchange
+from rrfp.value_text import error_text
 
 logger = logging.getLogger("rrfp")
 
@@ -36,6 +37,7 @@ _FINISH_SLICE_MS = 60_000
 # The deciding rank waits for views; the others wait a little longer for its answer, so that it
 # is the one who says who is missing.
 _ANSWER_GRACE_S = 5.0
+_LOOK_S = 0.001
 
 
 class ProcessSession(Session):
@@ -89,9 +91,9 @@ class ProcessSession(Session):
                 raise error
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
-        name = type(error).__name__
+        name, text = type(error).__name__, error_text(error)
         is_plain = isinstance(error, (ValueError, TypeError))
-        view = {"error": (name, str(error) if is_plain else f"{name}: {error}")}
+        view = {"error": (name, text if is_plain else f"{name}: {text}")}
         self._user = threading.get_ident()
         try:
             with _Ending(self):
@@ -144,7 +146,7 @@ class ProcessSession(Session):
             runtime.send_control(0, pickle.dumps(view))
             body = self._hear(0, timeout_s + _ANSWER_GRACE_S)
             if body is None:
-                self._give_up_on(0, timeout_s)
+                self._give_up_on([0], timeout_s)
             answer = pickle.loads(body)
         if self.is_grouped:
             answer = settle(runtime, answer, request, self.counter, timeout_s)
@@ -157,12 +159,16 @@ class ProcessSession(Session):
     def _decide(self, request, view, timeout_s):
         """On rank 0: a Decision, or (name of error, text)."""
         end = time.monotonic() + timeout_s
-        views = [view]
+        views, absent = [view], []
         for peer in range(1, self._runtime.num_ranks):
-            body = self._hear(peer, end - time.monotonic())
+            # Once the time is over: who else has said nothing so far.
+            body = self._hear(peer, max(_LOOK_S, end - time.monotonic()))
             if body is None:
-                self._give_up_on(peer, timeout_s)
-            views.append(pickle.loads(body))
+                absent.append(peer)
+            else:
+                views.append(pickle.loads(body))
+        if absent:
+            self._give_up_on(absent, timeout_s)
         for rank, other in enumerate(views):
             if "error" in other:
                 name, text = other["error"]
@@ -186,15 +192,15 @@ class ProcessSession(Session):
             close_pipelines_of(self.ranks)
             raise
 
-    def _give_up_on(self, peer, timeout_s):
-        """Ends the run everywhere because a rank did not enter the step."""
+    def _give_up_on(self, peers, timeout_s):
+        """Ends the run everywhere because ranks did not enter the step."""
         text = (
-            f"rank {peer} did not enter step {self._step} within {timeout_s:g} s of rank "
-            f"{self._runtime.rank}. Every rank must call the pipeline for every step. "
-            f"{self._runtime.describe()}"
+            f"{', '.join(f'rank {peer}' for peer in peers)} did not enter step {self._step} within "
+            f"{timeout_s:g} s of rank {self._runtime.rank}. Every rank must call the pipeline for "
+            f"every step. {self._runtime.describe()}"
         )
-        self._runtime.abort(_C.StatusCode.TIMED_OUT, peer, text)
-        raise RankTimeoutError(text, rank=peer, report=self._describe())
+        self._runtime.abort(_C.StatusCode.TIMED_OUT, peers[0], text)
+        raise RankTimeoutError(text, rank=peers[0], report=self._describe())
 
     def _finish(self, request, result, decision, rank_step):
         """Wait until every rank has run its tasks, so that all see the step end alike.

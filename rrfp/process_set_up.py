@@ -36,12 +36,20 @@ def _set_ups(group, timeout_s, agreement_group):
     """The set-up of the pipeline and that of its agreement group or None, begun at once: whoever
     waits in one hears of what becomes of the other."""
     member = membership(group)
-    with contextlib.ExitStack() as begun:
-        rendezvous = begun.enter_context(Rendezvous(member, timeout_s))
-        agreement = None
-        if agreement_group not in (None, NO_MEETINGS):
-            agreement = begun.enter_context(GroupSetUp(agreement_group, member, timeout_s))
-        yield rendezvous, agreement
+    meetings = []
+    try:
+        with contextlib.ExitStack() as begun:
+            rendezvous = begun.enter_context(Rendezvous(member, timeout_s))
+            meetings.append(rendezvous)
+            agreement = None
+            if agreement_group not in (None, NO_MEETINGS):
+                agreement = begun.enter_context(GroupSetUp(agreement_group, member, timeout_s))
+                meetings.append(agreement.meeting)
+            yield rendezvous, agreement
+    except BaseException as error:
+        for meeting in meetings:
+            meeting.see_off(error)
+        raise
 
 
 def _leave_refused(refusal, rendezvous, agreement):

@@ -23,9 +23,11 @@ _LOOK_EVERY_S = 0.5
 # For so long a rank that passed over set-ups which were given up waits for the others, who may
 # have ended; longer where one of them waits as well.
 _GRACE_S = 5.0
+_SEE_OFF_S = 2.0
 # Keys of a corner.
 _OUTCOME = "outcome"  # _MET, or (rank, text) by the rank that gave it up
 _AWAITED = "awaited"  # by a rank that waits there as long as it was asked to
+_LEFT = "left"  # by a rank whose set-up ended with an error
 _MET = pickle.dumps(None)
 
 _corners_used = set()  # by this process
@@ -138,6 +140,30 @@ class Rendezvous:
                 self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
         self.store.close()
 
+    def see_off(self, error):
+        """After this set-up, which ended with an error: stay until the ranks that are in it have
+        left it too, at most ``_SEE_OFF_S``.
+
+        They read why in a store that this process may hold, and it may end with the error.
+        """
+        if isinstance(error, PeerLostError):
+            return  # the store itself is lost
+        end_s = time.monotonic() + _SEE_OFF_S
+        store = BoundedStore(self._unbounded, end_s)
+        try:
+            store.set(f"{self.corner}/{_LEFT}/{self.member.rank}", b"1")
+            if not isinstance(error, Exception):
+                return  # Ctrl-C
+            number = int(self.corner.rpartition("/")[2])
+            here = [rank for rank, key in enumerate(self._counts) if store.add(key, 0) >= number]
+            keys = [f"{self.corner}/{_LEFT}/{rank}" for rank in here]
+            while not store.check(keys) and time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+        except (StoreSilentError, torch.distributed.DistError):
+            pass  # who was to hear of it cannot any more
+        finally:
+            store.close()
+
     def exchange(self, card):
         """Publish this rank's card (a dict) and return those of all ranks, by rank.
 
@@ -154,7 +180,7 @@ class Rendezvous:
         with self.store_reachable():
             if self.member.rank == 0 and self._num_exchanges == 0:
                 token = pickle.dumps((secrets.token_bytes(32), secrets.randbits(63)))
-                self._set("token", token)
+                self._set("token/0", token)
         self._num_exchanges += 1
         return self.share(f"exchange {self._num_exchanges}", card)
 
@@ -173,9 +199,7 @@ class Rendezvous:
         """
         self.publish(name, value)
         with self.store_reachable():
-            values = [
-                self._get(f"{name}/{rank}", rank, watch) for rank in range(self.member.num_ranks)
-            ]
+            values = [self._get(name, rank, watch) for rank in range(self.member.num_ranks)]
             if not self._have_met:
                 self._settle(_MET)
                 self._check_given_up()
@@ -239,18 +263,21 @@ class Rendezvous:
                 "the store, usually global rank 0, is frozen or out of reach; start the job again."
             ) from None
 
-    def _get(self, key, rank, watch=None):
+    def _get(self, name, rank, watch=None):
         # Asked again and again rather than waited for: a wait in the store hears no Ctrl-C.
-        while not self.store.check([f"{self.corner}/{key}"]):
+        while not self._has_said(name, rank):
             self._check_given_up()
-            self._check_time(rank)
+            self._check_time(name, rank)
             if watch is not None:
                 watch()
             time.sleep(_POLL_S)
-        return pickle.loads(self.store.get(f"{self.corner}/{key}"))
+        return pickle.loads(self.store.get(f"{self.corner}/{name}/{rank}"))
 
-    def _check_time(self, rank):
-        """Gives the set-up up when the time to wait for a rank is over."""
+    def _has_said(self, name, rank):
+        return self.store.check([f"{self.corner}/{name}/{rank}"])
+
+    def _check_time(self, name, rank):
+        """Gives the set-up up when the time to wait for what a rank says is over."""
         now_s = time.monotonic()
         if self._passed_over is not None:
             if self._grace_end is None:
@@ -262,15 +289,22 @@ class Rendezvous:
                 self._check_given_up()
             self._passed_over = None
         if now_s >= self._end:
-            text = (
-                f"rank {rank} (global rank {self.member.ranks[rank]}) did not join the "
-                f"pipeline within {self._timeout_s:g} s, seen from rank {self.member.rank}. "
-                "Check that it runs and calls rrfp as often as the others."
-            )
+            text = self._absence(name, rank)
             if self._give_up(rank, text):
                 self.refusal = RankTimeoutError(text, rank=rank)
                 raise self.refusal
             self._check_given_up()
+
+    def _absence(self, name, first):
+        """Which ranks, from the first, have said nothing under a name."""
+        later = range(first + 1, self.member.num_ranks)
+        absent = [first, *(rank for rank in later if not self._has_said(name, rank))]
+        named = ", ".join(f"rank {rank} (global rank {self.member.ranks[rank]})" for rank in absent)
+        what = "it runs and calls" if len(absent) == 1 else "they run and call"
+        return (
+            f"{named} did not join the pipeline within {self._timeout_s:g} s, seen from rank "
+            f"{self.member.rank}. Check that {what} rrfp as often as the others."
+        )
 
     def _give_up(self, rank, text):
         """False when others have come to an outcome before; after a meeting: never."""

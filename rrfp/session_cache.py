@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import torch
 
 from rrfp.device import place_on_gpus, stage_device
-from rrfp.given_lists import is_list
+from rrfp.errors import RrfpError
+from rrfp.given_lists import drawn, is_list
 from rrfp.layout import (
     check_modules,
     check_stages_complete,
@@ -24,6 +25,7 @@ from rrfp.layout import (
 )
 from rrfp.local_session import LocalSession
 from rrfp.process_set_up import open_process_session, refuse_set_up
+from rrfp.rendezvous import membership
 from rrfp.session import check_not_forked
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import check_holders, describe_holders, mark_copies
@@ -67,10 +69,10 @@ def _check_launch(stages):
 
 def shape_of(placement, edges, loss_stages, tied):
     """The arguments that every rank must give alike when a pipeline is set up; drawn once."""
-    edges = list(edges) if is_list(edges) else edges
-    loss_stages = list(loss_stages) if is_list(loss_stages) else loss_stages
+    edges = drawn("edges", edges) if is_list(edges) else edges
+    loss_stages = drawn("loss_stages", loss_stages) if is_list(loss_stages) else loss_stages
     if is_list(tied):
-        tied = [list(item) if is_list(item) else item for item in tied]
+        tied = [drawn("tied", item) if is_list(item) else item for item in drawn("tied", tied)]
     return {"placement": placement, "edges": edges, "loss_stages": loss_stages, "tied": tied}
 
 
@@ -160,7 +162,34 @@ def _close_orphan(session_reference):
 
 
 _cache = {}
-_cache_lock = threading.Lock()
+
+
+class _BuildLock:
+    """Of the thread that looks up or builds a session of some ranks, which may take minutes."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._is_held = False
+
+    def __enter__(self):
+        self._lock.acquire()
+        if self._is_held:
+            self._lock.release()
+            raise RrfpError(
+                "run_pipeline was called while the same thread sets a pipeline of these ranks up, "
+                "by a signal handler or a finalizer; call it when that set-up is over."
+            )
+        self._is_held = True
+
+    def __exit__(self, *_):
+        self._is_held = False
+        self._lock.release()
+
+
+# By the global ranks of a pipeline between processes, () for those of this process alone: who
+# builds one does not wait for another of other ranks. A child is forked without the threads.
+_build_locks = {}
+os.register_at_fork(after_in_child=_build_locks.clear)
 
 
 def _identity(stages):
@@ -186,12 +215,13 @@ def cached_session(
         known.agreement_group = agreement_group
         key = (_identity(stages), repr(shape), repr(num_ranks), groups, repr(transport), here)
     joined = None if here else group if group is not None else _distributed().group.WORLD
-    with _cache_lock:
+    place = () if here else membership(joined).ranks
+    with _build_locks.setdefault(place, _BuildLock()):
         entry = _cache.get(key)
         modules = entry.modules(joined) if entry is not None else None
         if modules is None:
-            for stale in [k for k, e in _cache.items() if not e.is_usable()]:
-                del _cache[stale]
+            for stale in [k for k, e in list(_cache.items()) if not e.is_usable()]:
+                _cache.pop(stale, None)
             modules, session = open_session(
                 stages, shape, num_ranks, group, agreement_group, transport, set_up_timeout_s
             )

@@ -87,4 +87,8 @@ class SetUpWatch:
         )
         with Rendezvous(member, timeout_s) as rendezvous:
             cards = rendezvous.exchange({"error": ("RanksParted", text)})
-        check_cards(cards, ())
+        try:
+            check_cards(cards, ())
+        except ValueError as refusal:
+            rendezvous.see_off(refusal)
+            raise

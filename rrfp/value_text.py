@@ -42,7 +42,7 @@ def repr_text(value):
 def error_text(error):
     """An exception's own words, or that it has none. Never raises."""
     try:
-        return str(error)
+        return str.__str__(str(error))  # a plain one, whatever class of text it gives
     except Exception as broken:
         return f"its description raised {type(broken).__name__}"
 

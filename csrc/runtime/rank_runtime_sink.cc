@@ -261,7 +261,8 @@ void RankRuntime::check_departed(const Step& step) {
                   "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
                       std::to_string(rank()) + " is in step " + std::to_string(step.number) +
                       " and still needs it. Call run_pipeline (or step) on every rank the same "
-                      "number of times"});
+                      "number of times; if its script has ended with an error, that is the "
+                      "cause"});
   }
 }
 

@@ -4,6 +4,8 @@ Would catch: losses that lose a dimension on their way, iterators compared by wh
 that wait for one that was refused before its set-up.
 """
 
+import itertools
+
 import pytest
 import torch
 from parity_group import worker_group
@@ -88,6 +90,14 @@ class Wordless(ValueError):
         raise OSError("no words")
 
 
+class Worded(ValueError):
+    def __str__(self):
+        class Text(str):  # of no module, so that it cannot be pickled
+            pass
+
+        return Text("words of its own")
+
+
 class Unshown(list):
     def __repr__(self):
         raise OSError("not to be shown")
@@ -106,6 +116,9 @@ def raising(error):
 ODD = {  # what rank 0 gives, what is odd on rank 1, and what all ranks hear
     "wordless": ({"edges": [(0, 1)]}, lambda: {"edges": raising(Wordless())},
                  "its description raised OSError"),
+    "worded": ({"edges": [(0, 1)]}, lambda: {"edges": raising(Worded())}, "words of its own"),
+    "endless": ({"edges": [(0, 1)]}, lambda: {"edges": itertools.repeat((0, 1))},
+                "edges gives more than 1,048,576 items"),
     "unshown": ({"placement": [0, 1]}, lambda: {"placement": Unshown([0, 1])},
                 "OSError: not to be shown"),
     "unsearchable": ({}, lambda: {"stages": Unsearchable(4, 4)},
