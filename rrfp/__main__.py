@@ -75,6 +75,8 @@ _RUNS = (
     ("by readiness, limit 8 on each rank", {"max_in_flight": 8}),
 )
 _ROUNDS = 3
+_BELOW_1 = ("Below 1 is slower: noise, or a busy machine. There is nothing to gain where tasks do "
+            "not vary, or cores are fewer than ranks.")
 
 
 def demo():
@@ -105,6 +107,7 @@ def demo():
     print("The step took, and how many times as fast as in the fixed order that is:")
     for title, wall_s in times.items():
         print(f"{1000 * wall_s:7.1f} ms {fixed / wall_s:6.2f}  {title}")
+    print(_BELOW_1)
 
 
 def _wall_s(result):

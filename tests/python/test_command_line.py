@@ -56,6 +56,7 @@ def test_demo(capsys):
     for (wall, ratio, _), of_table in zip(rows, walls, strict=True):
         assert float(wall) == pytest.approx(of_table, abs=0.06)  # rounded
         assert float(ratio) == pytest.approx(walls[0] / of_table, abs=0.006)
+    assert summary.splitlines()[-1].startswith("Below 1 is slower: ")
 
 
 def test_the_package_shows_public_names_only():
