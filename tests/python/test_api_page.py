@@ -4,6 +4,7 @@ Would catch: a public name or argument that the page lacks, a recipe that has go
 """
 
 import copy
+import pickle
 import re
 import runpy
 from pathlib import Path
@@ -99,6 +100,20 @@ def check_clipping(names, plain):
     torch.testing.assert_close(gradients(names["stages"]), gradients(plain))
 
 
+def check_simulated(names, plain):
+    tasks = {(kind, stage, m) for kind in "FB" for stage in range(2) for m in range(4)}
+    durations, fixed, wider = names["durations"], names["fixed"], names["wider"]
+    assert set(durations) == tasks and min(durations.values()) > 0
+    assert pickle.loads(pickle.dumps(names["records"])) == names["records"]
+    for simulated in (fixed, wider):
+        for rank in range(2):
+            own = sum(seconds for task, seconds in durations.items() if task[1] == rank)
+            assert own == pytest.approx(simulated.busy_s(rank), abs=1e-7)
+    assert fixed.order(0) == ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]
+    assert wider.limit_units == (4, 4)
+    assert names["gain"] > 0
+
+
 CHECKS = {
     "Evaluate": check_evaluate,
     "Metrics beside the loss": check_metrics,
@@ -108,6 +123,7 @@ CHECKS = {
     "Autocast": check_autocast,
     "Float16 with a GradScaler": check_scaler,
     "Clipping": check_clipping,
+    "What another setting would be worth": check_simulated,
 }
 
 
