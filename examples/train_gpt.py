@@ -28,6 +28,11 @@ MAX_NORM = 1.0  # of all gradients together
 TOLERANCE = 1e-4  # relative; float32 sums in another order differ by about 1e-6
 
 
+def in_flight(text):
+    """A value of --max-in-flight: an int as one, everything else as rrfp reads it."""
+    return int(text) if text.isdecimal() else text
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4, help="pipeline ranks, one stage each "
@@ -39,6 +44,8 @@ def parse_arguments():
     parser.add_argument("--blocks", type=int, default=8, help="transformer blocks in all")
     parser.add_argument("--hint", default="auto")
     parser.add_argument("--microbatch-order", default="mid")
+    parser.add_argument("--max-in-flight", type=in_flight, help="microbatches between forward and "
+                        "backward on a rank, or a size such as 2GiB (default: the number of ranks)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--check-steps", type=int, default=2, help="steps repeated in a plain loop")
     return parser.parse_args()
@@ -83,6 +90,7 @@ def train(args, stages, rank, documents):
             loss_fn=loss_per_token,
             hint=args.hint,
             microbatch_order=args.microbatch_order,
+            max_in_flight=args.max_in_flight,
             costs=costs,
             loss_reduction=weights,
             broadcast_loss=True,

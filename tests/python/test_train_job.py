@@ -38,13 +38,27 @@ def check(output):
         assert re.search(rf"^\s*(?:rank )?{rank}\b", report, re.MULTILINE), report
 
 
+def limits(output):
+    """Of the report's rows: how many microbatches could be in flight."""
+    return re.findall(r"^ *\d .* \d+ of (\d+)$", output, re.MULTILINE)
+
+
 def test_one_process():
-    check(run(["examples/train_gpt.py", "--ranks", "4", *SMALL]))
+    output = run(["examples/train_gpt.py", "--ranks", "4", "--max-in-flight", "6", *SMALL])
+    check(output)
+    assert limits(output) == ["6"] * 4
 
 
 def test_four_processes():
-    check(run(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
-               "examples/train_gpt.py", *SMALL]))
+    output = run(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+                  "examples/train_gpt.py", *SMALL])
+    check(output)
+    assert limits(output) == ["4"] * 4
+
+
+def test_a_limit_in_bytes():
+    output = run(["examples/train_gpt.py", "--ranks", "2", "--max-in-flight", "1GiB", *SMALL])
+    assert output.count("its limit is 1.00 GiB") == 2, output
 
 
 def test_wrong_gradients_would_be_noticed(tmp_path):
