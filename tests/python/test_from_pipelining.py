@@ -1,4 +1,4 @@
-"""docs/from_pipelining.md: its two blocks train one model alike, and its names exist.
+"""docs/from_pipelining.md: its blocks train one model alike, in pairs, and its names exist.
 
 Would catch: a block that has gone stale on either side, a class or hint that is no more.
 """
@@ -19,26 +19,31 @@ P = 3
 
 
 def run_block(rank, ranks, block, seed):
-    """Losses and the gradients of this rank's stage, of one block."""
+    """Losses and the gradients of this rank's stages, of one block."""
     torch.manual_seed(seed)
-    model = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(ranks)]
-    names = {"rank": rank, "ranks": ranks, "stage_module": model[rank],
+    model = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(2 * ranks)]
+    chunks = {index: model[index] for index in (rank, rank + ranks)}
+    names = {"rank": rank, "ranks": ranks, "stage_module": model[rank], "chunks": chunks,
              "device": torch.device("cpu"), "loss_fn": nn.functional.mse_loss,
              "inputs": torch.randn(24, 8).double(), "targets": torch.randn(24, 8).double()}
     exec(block, names)
     losses = [float(loss) for loss in names["losses"] or []]
-    return losses, [p.grad.tolist() for p in model[rank].parameters()]
+    return losses, [[p.grad.tolist() for p in chunk.parameters() if p.grad is not None]
+                    for chunk in chunks.values()]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_both_blocks_train_alike(seed):
+@pytest.mark.parametrize("stages_per_rank", (1, 2))
+def test_both_blocks_train_alike(stages_per_rank, seed):
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    theirs, ours = (worker_group(P).values(run_block, block, seed) for block in blocks)
+    assert len(blocks) == 4
+    pair = blocks[2 * stages_per_rank - 2:2 * stages_per_rank]
+    theirs, ours = (worker_group(P).values(run_block, block, seed) for block in pair)
     assert len(theirs[-1][0]) == 8 and not theirs[0][0]
     for (their_losses, their_grads), (our_losses, our_grads) in zip(theirs, ours, strict=True):
         assert our_losses == pytest.approx(their_losses, rel=1e-12)
-        for got, want in zip(our_grads, their_grads, strict=True):
+        assert [len(chunk) for chunk in our_grads] == [2, 2 * (stages_per_rank - 1)]
+        for got, want in zip(sum(our_grads, []), sum(their_grads, []), strict=True):
             torch.testing.assert_close(torch.tensor(got).double(), torch.tensor(want).double(),
                                        rtol=1e-10, atol=1e-14)
 
