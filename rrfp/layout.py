@@ -269,10 +269,14 @@ def check_stages_complete(stages_of_rank):
             if stage in owner:
                 raise ValueError(
                     f"stage {stage} is on rank {owner[stage]} and on rank {rank}; each stage "
-                    "belongs to exactly one rank."
+                    "belongs to exactly one rank. Ranks that hold copies of it belong to several "
+                    "pipelines, each with a process group of its own as group=."
                 )
             owner[stage] = rank
     missing = next((s for s in range(len(owner)) if s not in owner), None)
     if missing is not None:
         listed = "; ".join(f"rank {r} has {list(s)}" for r, s in enumerate(stages_of_rank))
-        raise ValueError(f"stage {missing} is missing ({listed}); stages count from 0.")
+        raise ValueError(
+            f"stage {missing} is missing ({listed}); stages count from 0, and where there are "
+            "fewer ranks than stages a rank passes several, {stage_index: module, ...}."
+        )

@@ -1,7 +1,10 @@
 """How a process finds the other ranks of its pipeline, and joins them in a session."""
 
 import contextlib
+from collections.abc import Mapping
 from numbers import Integral
+
+import torch
 
 from rrfp import _C
 from rrfp.agreement_group import GroupSetUp
@@ -78,6 +81,7 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
                 f"num_ranks is {num_ranks!r}, but the group has {member.num_ranks} ranks; leave "
                 "it at None."
             )
+        _refuse_no_stage(stages, member)
         modules = stage_table(stages, default_stage=member.rank)
         check_modules(modules)
         refuse_wrappers(modules)
@@ -106,6 +110,17 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
     return modules, ProcessSession(
         layout, devices, rendezvous, listener, addresses, transport, segment
     )
+
+
+def _refuse_no_stage(stages, member):
+    """A rank that was given nothing: most likely there are more processes than stages."""
+    is_table = isinstance(stages, (Mapping, torch.nn.ModuleDict))
+    if stages is None or (is_table and not stages):
+        raise ValueError(
+            f"stages is {stages!r}, but each of the {member.num_ranks} ranks of a pipeline has a "
+            "stage at least. Cut the model into more, start fewer processes, or leave this one "
+            "out: the others then pass group=, a process group without it, and it does not call."
+        )
 
 
 def _is_number_of(num_ranks, member):

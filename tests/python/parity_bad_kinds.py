@@ -5,6 +5,7 @@ without values, iterators that raise, and what one rank alone gives wrong before
 import numpy as np
 import torch
 from parity_bad import NUM_MICROBATCHES, Bad, on_rank, options
+from parity_model import RecordingStage
 
 NO_VALUES = torch.zeros(NUM_MICROBATCHES, dtype=torch.long, device="meta")
 
@@ -38,6 +39,16 @@ BAD = {
         lambda rank, name=name: {name: broken()} if rank == 1 else {},
         ["rank 1: KeyError: 'broken on purpose'"], where="processes")
        for name in ("edges", "loss_stages", "tied")},
+    **{f"a rank without a stage, {stages!r}": Bad(
+        on_rank(2, stages=stages, targets=None),
+        [f"rank 2: stages is {stages!r}", "each of the 3 ranks", "group="], where="processes")
+       for stages in ({}, None, torch.nn.ModuleDict())},
+    "fewer stages than ranks": Bad(
+        lambda rank: {"stages": {rank % 2: RecordingStage(5, rank % 2, torch.float64)}},
+        ["stage 0 is on rank 0 and on rank 2", "group="], where="processes"),
+    "a stage that no rank has": Bad(
+        lambda rank: {"stages": {2 * rank: RecordingStage(5, 2 * rank, torch.float64)}},
+        ["stage 1 is missing", "a rank passes several"], where="processes"),
     "agreement_group wrong on one rank": Bad(
         on_rank(1, agreement_group="nonne"), ["rank 1: agreement_group is", "mean 'none'?"],
         where="processes"),

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from parity_group import worker_group
 
 import rrfp
 
@@ -157,3 +158,34 @@ def test_a_pipeline_is_not_copied(copied):
         with pytest.raises(TypeError, match="build a new Pipeline of them"):
             copied(pipeline)
         pipeline.step(batch(), batch(), total)
+
+
+def run_with_a_rank_too_many(rank, num_ranks, way):
+    """Two modules on three ranks, as docs/pitfalls.md has it: (loss, own gradients)."""
+    torch.manual_seed(4)
+    parts = torch.nn.Sequential(Scale(), Scale())
+    group, stage, last = None, None, num_ranks - 1
+    if way == "left out":
+        group, last = torch.distributed.new_group([0, 1]), 1
+        stage = parts[rank] if rank < 2 else None
+    else:
+        stage = parts[2 * rank // num_ranks : 2 * (rank + 1) // num_ranks]
+    if stage is None:
+        return None, []
+    result = rrfp.run_pipeline(stage, batch() if rank == 0 else None,
+                               batch() if rank == last else None, total, group=group)
+    rrfp.clip_grad_norm_(stage.parameters(), 1e9, group=group)
+    losses = None if result.losses is None else [float(loss) for loss in result.losses]
+    return losses, [p.grad.tolist() for p in stage.parameters()]
+
+
+@pytest.mark.parametrize("way", ["left out", "empty stage"])
+def test_a_rank_too_many(way):
+    answers = worker_group(3).values(run_with_a_rank_too_many, way)
+    plain = [Scale(), Scale()]
+    losses = [total(plain[1](plain[0](x)), None) for x in batch()]
+    sum(losses).div(4).backward()
+    assert [given for given, _ in answers if given] == [pytest.approx([x.item() for x in losses])]
+    got = sum((gradients for _, gradients in answers), [])
+    torch.testing.assert_close(torch.tensor(got, dtype=torch.float64),
+                               torch.stack([stage.w.grad for stage in plain]))
