@@ -120,10 +120,11 @@ ABOUT = {
         "without it; `slack=0` is as fast). In C it is 1.02 times. In D the host is slower still "
         "(225 ms only to launch, where the kernels take 180), so there the ideal is the host's: "
         "the fixed interleaved order is 1.09 times ahead of torch's best, `bfw` 1.03, with add in "
-        "products 1.06, while `zbv` loses, for it launches most. Against torch's zero-bubble "
-        "schedules it is 1.42 and 1.44 in A, 2.2 in C, 2.3 in D. Compiled (B), both sides' 1F1B "
-        "are equal, two stages per rank gain 1 %, and readiness and split backwards cost up to "
-        "5 %. Both GPUs are at their power limit in A and B."),
+        "products 1.06, while `zbv` loses, for it launches most: torch's 1F1B is 1.08 times as "
+        "fast, and 1.13 times with add in products. Against torch's zero-bubble schedules rrfp's "
+        "best is 1.42 and 1.44 ahead in A, 2.2 in C, 2.3 in D. Compiled (B), both sides' 1F1B are "
+        "equal, two stages per rank gain 1 %, and readiness and split backwards cost up to 5 %. "
+        "Both GPUs are at their power limit in A and B."),
     "gpu_lengths.json": (
         "Lengths that vary, on two GPUs",
         "One sequence a microbatch, whose length varies by 0.4 of the mean; speed-up over the "
@@ -230,26 +231,43 @@ def details():
     return "\n".join(parts)
 
 
+# A row of README.md's table -> its `hint`, `microbatch_order` and `max_in_flight`, and what the
+# result files call it.
+FIXED = '`"1f1b"`, `slack=0`'
+CONFIGURATIONS = {
+    (FIXED, "given", "P"): ("1f1b slack 0", "1f1b slack=0"),
+    (FIXED, '`"mid"`', "P"): ("1f1b slack 0, mid", "1f1b slack=0, mid"),
+    ('`"auto"`', "given", "P"): ("auto", "auto, P"),
+    ('`"auto"`', '`"mid"`', "P"): ("auto, mid", "auto, mid, P"),
+    ('`"auto"`', "given", "2P"): ("auto", "auto, 2P"),
+    ('`"auto"`', '`"mid"`', "2P"): ("auto, mid", "auto, mid, 2P"),
+}
+SCHEDULES = {(FIXED, "given", "P"): "rrfp 1f1b slack=0", ('`"auto"`', "given", "P"): "rrfp auto",
+             ('`"auto"`', "given", "2P"): "rrfp auto 2P"}
+
+
 def _speed_ups(results):
-    """Of a readiness file: (fixed, fixed mid, auto P, auto 2P, auto mid 2P)."""
+    """Of a readiness file, by configuration."""
     found = {(row["variant"], row["limit"]): row["speed_up"] for row in results["table"]}
-    keys = (("1f1b slack 0", "P"), ("1f1b slack 0, mid", "P"), ("auto", "P"), ("auto", "2P"),
-            ("auto, mid", "2P"))
-    return [f"{found[key]:.2f}" for key in keys]
+    return {key: f"{found[variant, key[2]]:.2f}" for key, (variant, _) in CONFIGURATIONS.items()}
 
 
 def _simulated_speed_ups(part):
     found = {(s["policy"], s["limit_over_ranks"]): s for s in part["speed_ups"]}
-    keys = (("fixed 1F1B", 1.0, "given"), ("fixed 1F1B", 1.0, "mid"), ("auto", 1.0, "given"),
-            ("auto", 2.0, "given"), ("auto", 2.0, "mid"))
-    return [f"{found[policy, limit][order][1]:.2f}" for policy, limit, order in keys]
+
+    def speed_up(hint, order, limit):
+        policy = "fixed 1F1B" if hint == FIXED else "auto"
+        return found[policy, {"P": 1.0, "2P": 2.0}[limit]][order.strip('`"')][1]
+
+    return {key: f"{speed_up(*key):.2f}" for key in CONFIGURATIONS}
 
 
 def _gpu_lengths_speed_ups(results):
-    runs = ("1f1b slack=0", "1f1b slack=0, mid", "auto, P", "auto, 2P", "auto, mid, 2P")
-    ratios = {run: [row["ratio"] for row in results["rows"] if row.get("run") == run]
-              for run in runs}
-    return [f"{tables.geometric_mean(ratios[run]):.2f}" for run in runs]
+    def ratios(run):
+        return [row["ratio"] for row in results["rows"] if row.get("run") == run]
+
+    return {key: f"{tables.geometric_mean(ratios(run)):.2f}"
+            for key, (_, run) in CONFIGURATIONS.items()}
 
 
 def _gpu_speed_ups(study):
@@ -271,28 +289,35 @@ def _same_memory():
 
 
 def _torchs_leads(study):
-    """How many times as fast torch's 1F1B is as `auto` and `zbv`, at worst, in the other cases."""
+    """How many times as fast torch's 1F1B is, at worst, in the cases but the first: by run."""
     cases = [{step["run"]: step["median_ms"] for step in run["steps"]} for run in study["runs"][1:]]
-    return [f"{max(found[run] / found['torch 1F1B'] for found in cases):.2f}"
-            for run in ("rrfp auto", "rrfp zbv V=2")]
+    leads = {}
+    for found in cases:
+        for run, ms in found.items():
+            leads[run] = max(leads.get(run, 0.0), ms / found["torch 1F1B"])
+    return {run: f"{lead:.2f}" for run, lead in leads.items()}
+
+
+def _speed_up_table():
+    """Of README.md: a row per configuration, a column per benchmark."""
+    schedules = _gpu_speed_ups(_read("gpu_schedules.json")["results"])
+    columns = {
+        "tasks sleep": _speed_ups(_read("readiness_balanced.json")["results"]),
+        "last stage slowest": _speed_ups(_read("readiness.json")["results"]),
+        "simulated": _simulated_speed_ups(_read("policy_table.json")[0]),
+        "GPT, lengths vary": _gpu_lengths_speed_ups(_read("gpu_lengths.json")["results"]),
+        "GPT, equal lengths": {key: schedules[run] for key, run in SCHEDULES.items()},
+    }
+    return tables.table(
+        ["`hint`", "`microbatch_order`", "`max_in_flight`", *columns],
+        [[*key, *(found.get(key, "") for found in columns.values())] for key in CONFIGURATIONS])
 
 
 def summary():
     """The part of README.md between the marks."""
-    policies = _read("policy_table.json")[0]
+    ranks = _read("policy_table.json")[0]["ranks"]
     schedules = _read("gpu_schedules.json")["results"]
     gpu = _gpu_speed_ups(schedules)
-    rows = [
-        ["four processes, sleeping tasks, lengths vary, stages equally heavy",
-         *_speed_ups(_read("readiness_balanced.json")["results"])],
-        ["the same, the last stage the slowest", *_speed_ups(_read("readiness.json")["results"])],
-        [f"simulated: {policies['ranks']} ranks, nine models of variability",
-         *_simulated_speed_ups(policies)],
-        ["two GPUs, a GPT, lengths vary",
-         *_gpu_lengths_speed_ups(_read("gpu_lengths.json")["results"])],
-        ["two GPUs, a GPT, equal lengths", gpu["rrfp 1f1b slack=0"], "",
-         gpu["rrfp auto"], "", ""],
-    ]
     host = _read("host_cost.json")["results"]["table"]
     alone = host["one process, one rank"]["us_per_task_over_direct"][1]
     between = host["two processes"]["us_per_task_over_direct"][1]
@@ -300,16 +325,21 @@ def summary():
         "us_per_task_over_direct"][1] for name in ("host_cost_32_cores", "host_cost_throttled"))
     control = _same_memory()
     torchs, zbv = gpu["torch 1F1B"], gpu["rrfp zbv V=2"]
-    lead_auto, lead_zbv = _torchs_leads(schedules)
+    leads = _torchs_leads(schedules)
+    lead, lead_2p, lead_split, lead_zbv, lead_products = (leads[f"rrfp {run}"] for run in (
+        "auto", "auto 2P", "auto split", "zbv V=2", "zbv V=2, add in products"))
     in_products = gpu["rrfp zbv V=2, add in products"]
     return f"""\
-Speed-up over the fixed 1F1B order of rrfp itself, on the same transport. `auto` is the default
-hint, by readiness; the limit, `max_in_flight`, is the number of ranks, as by default, or twice
-that; `mid` feeds short microbatches first and last and the long ones between, which helps a fixed
-order too. Only the last two rows are of a real model; elsewhere tasks sleep, or time is simulated.
+Speed-up over the fixed 1F1B order of rrfp itself (the first row), on the same transport. A row is
+one setting of three arguments; everything else is at its default. P is the number of ranks, which
+is the default limit. The guard has no part in it: a setting ran for fewer than nine steps on end.
 
-{tables.table(["", "fixed", "fixed, `mid`", "`auto`", "`auto`, twice the limit",
-               "`auto`, `mid`, twice the limit"], rows)}
+{_speed_up_table()}
+
+*Tasks sleep*: four processes, lengths vary, stages equally heavy; *last stage slowest*: the same
+with one stage that all others wait for. *Simulated*: {ranks} ranks, geometric mean of nine
+models of variability. *GPT*: the one real model, on two GPUs; where lengths are equal, `mid`
+changes nothing.
 
 Memory and the order of microbatches give most of this. A fixed 1F1B order that begins with twice
 as many forwards, with `mid`, comes to {control[0]} where `auto` with both comes to {control[1]}
@@ -317,10 +347,17 @@ as many forwards, with `mid`, comes to {control[0]} where `auto` with both comes
 1 to 4 % where tasks vary and {control[2]} where messages are late
 ([apart](docs/benchmarks.md#readiness-memory-and-the-order-of-microbatches-apart)).
 
-In the last row torch's own 1F1B comes to {torchs}; hint `zbv` (two stages per rank, split
-backwards) to {zbv}, with `add_in_products` to {in_products}: a smaller bubble and cheaper products,
-not readiness. In the other cases measured (compiled blocks; half as much work in a task), torch's
-1F1B is up to {lead_auto} times as fast as `auto` and {lead_zbv} times as fast as `zbv`.
+In the last column torch's own 1F1B comes to {torchs}; hint `zbv` (two stages per rank, backwards
+[split in two](docs/concepts.md#split-backward)) to {zbv}, and to {in_products} with
+`add_in_products` (matrix products that add to `.grad` themselves): a smaller bubble and cheaper
+products, not readiness.
+
+**Losses to torch.** In the other three cases of that benchmark torch's 1F1B is, at worst, {lead}
+times as fast as `auto` ({lead_2p} at twice the limit), {lead_split} as `auto` with split backwards,
+{lead_zbv} as `zbv` and {lead_products} as `zbv` with `add_in_products`. One of them has compiled
+blocks. In the other two tasks are so short that the host takes as long to launch their kernels as
+the GPU to run them, and the more tasks a step has, the more there is to launch: `zbv` has most
+([cases B, C and D](docs/benchmarks.md#schedules-beside-torchs-on-two-gpus)).
 
 rrfp itself takes {alone:.0f} us a task in one process with one rank and {between:.0f} us between
 processes, on a quick processor left alone; {slow:.0f} between processes on the slowest measured.
