@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--steps", "8", "--microbatches", "6", "--max-length", "96", "--width", "32",
          "--blocks", "4"]
