@@ -190,8 +190,10 @@ class GroupSetUp:
             "member must give the same ranks."
         )
 
-    def form(self, stages):
+    def form(self, stages, watch):
         """The shared memory of the group, ready for ``_C.connect``.
+
+        ``watch`` is called while this rank waits for members, and may raise.
 
         Raises:
             ValueError: The same on every member: they do not fit, or share no memory. Also ranks
@@ -201,7 +203,7 @@ class GroupSetUp:
         has_failed = True
         with self.meeting:
             try:
-                self._check(self._exchange_cards(stages))
+                self._check(self._exchange_cards(stages, watch))
                 segment = self._share_memory()
                 has_failed = False
             except ValueError as error:
@@ -211,7 +213,11 @@ class GroupSetUp:
                 self._end(has_failed)
         return segment
 
-    def _exchange_cards(self, stages):
+    def _exchange_cards(self, stages, watch):
+        def look():
+            self._check_claims()
+            watch()
+
         card = {
             "error": None,
             "pipeline": self._pipeline.ranks,
@@ -221,7 +227,7 @@ class GroupSetUp:
             "version": _C.build_info()["version"],
         }
         try:
-            cards = self.meeting.share("card", card, self._check_claims)
+            cards = self.meeting.share("card", card, look)
             for rank, other in zip(self.member.ranks, cards):
                 if other["error"] is not None:
                     raise ValueError(

@@ -6,6 +6,7 @@ closed, parameters are untouched, and ``.grad`` may hold a part of the step.
 """
 
 from rrfp import _C
+from rrfp.value_text import class_name, error_text
 
 
 class RrfpError(RuntimeError):
@@ -103,10 +104,7 @@ def stage_failure_text(task, error, traceback_text, context=None):
     ``error_from_status``.
     """
     kept = traceback_text[-_MAX_TRACEBACK_CHARS:]
-    try:
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:2000]
-    except Exception as broken:
-        line = f"{type(error).__name__}, whose own text raised {type(broken).__name__}"
+    line = " ".join(f"{class_name(error)}: {error_text(error)}".split())[:2000]
     # File names that are no UTF-8 leave lone surrogates in a text, which cannot travel.
     context = " ".join((context or "").split())[:2000]
     return f"{task}\n{line}\n{context}\n{kept}".encode("utf-8", "replace").decode()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 from rrfp import _C
-from rrfp.given_lists import is_ordered_list
+from rrfp.given_lists import drawn, is_ordered_list
 from rrfp.schedule_csv import is_schedule, read_schedule
 from rrfp.tasks import Task
 from rrfp.value_text import nearest
@@ -46,7 +46,7 @@ def normalise_hint(hint, rank_of_stage=None):
         hint = _lists_by_rank(hint)
         texts = [text for rank in hint for text in hint[rank]]
     elif isinstance(hint, Sequence):
-        texts = list(hint)
+        texts = drawn("hint", hint)
     else:
         raise TypeError(f"hint is {hint!r:.80}; pass {_CHOICES}.")
     for text in texts:
@@ -77,7 +77,7 @@ def _lists_by_rank(hint):
                 f"hint has {texts!r:.80} for rank {rank}; list the rank's task texts, such as "
                 "['0F0', '0B0'], or [] for none."
             )
-    return {rank: list(hint[rank]) for rank in sorted(hint)}
+    return {rank: drawn(f"hint[{rank}]", hint[rank]) for rank in sorted(hint)}
 
 
 def _check_ranks(hint, rank_of_stage):

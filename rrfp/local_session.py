@@ -26,6 +26,7 @@ from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
 from rrfp.task_rng import shared_state
 from rrfp.turn_trial import TurnTrial
+from rrfp.value_text import class_name, error_text
 from rrfp.worker import Worker
 
 logger = logging.getLogger("rrfp")
@@ -80,19 +81,22 @@ class LocalSession(Session):
             self._rank_step(runtime, modules, request, decision, modes, launcher)
             for runtime, launcher in zip(self._runtimes, launchers)
         ]
-        self._step += 1
-        self.counter += 1
         self._refuse_closed()  # by another thread: it may have taken the runtimes
         state = shared_state()
-        for launcher in filter(None, launchers):
-            launcher.fork()
         kind = (request.forward_only, decision.split_backward, decision.num_microbatches)
         takes_turns = self._turns is not None and self._turns.choose(kind)
         if self._turns is not None:
             rank_steps[0].runtime.take_turns(takes_turns)
-        began = time.perf_counter()
         try:
+            self._step += 1
+            self.counter += 1
+            for launcher in filter(None, launchers):
+                launcher.fork()
+            began = time.perf_counter()
             errors = self._run_side_by_side(rank_steps)
+        except BaseException:
+            self.close("its last step was interrupted")  # it has been counted, and not run
+            raise
         finally:
             for rank_step in rank_steps:
                 if rank_step.launcher is not None:
@@ -137,7 +141,8 @@ class LocalSession(Session):
                 if error is not None:
                     errors.append(error)
                     if not isinstance(error, _C.StatusError):
-                        self._abort(_C.StatusCode.CLOSED, f"a worker ended with {error!r}")
+                        said = f"{class_name(error)}: {error_text(error)}"
+                        self._abort(_C.StatusCode.CLOSED, f"a worker ended with {said}")
         except BaseException:
             # Ctrl-C: the tasks that run now are waited for; another Ctrl-C leaves them alone.
             try:

@@ -2,7 +2,7 @@
 
 from rrfp.device import place_on_gpus
 from rrfp.layout import check_stages_complete, make_layout
-from rrfp.rendezvous import check_cards
+from rrfp.rank_cards import check_cards
 from rrfp.tied import check_holders
 
 

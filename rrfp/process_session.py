@@ -19,14 +19,14 @@ from rrfp.errors import RankTimeoutError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import StagesMoved
-from rrfp.rendezvous import RanksParted
+from rrfp.rank_cards import RanksParted
 from rrfp.report import losses_of_plain, of_loss_stages, plain_losses, step_result
 from rrfp.session import Session, open_sessions
 from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
 from rrfp.tied_exchange import TiedExchange
-from rrfp.value_text import error_text
+from rrfp.value_text import class_name, error_text
 
 logger = logging.getLogger("rrfp")
 
@@ -91,7 +91,7 @@ class ProcessSession(Session):
                 raise error
         if not is_timeout(timeout_s):
             timeout_s = _DEFAULT_TIMEOUT_S
-        name, text = type(error).__name__, error_text(error)
+        name, text = class_name(error), error_text(error)
         is_plain = isinstance(error, (ValueError, TypeError))
         view = {"error": (name, text if is_plain else f"{name}: {text}")}
         self._user = threading.get_ident()
@@ -306,7 +306,8 @@ class _Ending:
             )
         else:
             runtime.abort(
-                _C.StatusCode.CLOSED, runtime.rank, f"rank {runtime.rank} ended with {error!r}"
+                _C.StatusCode.CLOSED, runtime.rank,
+                f"rank {runtime.rank} ended with {class_name(error)}: {error_text(error)}",
             )
         session.close("its last step ended with an error")
         return False

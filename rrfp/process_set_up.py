@@ -9,15 +9,23 @@ import torch
 from rrfp import _C
 from rrfp.agreement_group import GroupSetUp
 from rrfp.device import stage_device
-from rrfp.errors import RankTimeoutError
+from rrfp.errors import RankTimeoutError, RrfpError
 from rrfp.layout import check_modules, check_transport, stage_table
 from rrfp.process_layout import lay_out
 from rrfp.process_session import ProcessSession, close_pipelines_of
-from rrfp.rendezvous import RanksParted, Rendezvous, check_cards, master_host, membership
+from rrfp.rank_cards import RanksParted, check_cards
+from rrfp.rendezvous import Rendezvous, master_host, membership
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import describe_holders, mark_copies, normalise_tied
-from rrfp.value_text import error_text
+from rrfp.value_text import class_name, error_text
+
+_REFUSED_AGREEMENT = "refused agreement"
+_GRACE_S = 5.0
+
+
+class _OthersRefused(RrfpError):
+    """Another rank of the pipeline cannot join its agreement group, for this reason."""
 
 
 def open_process_session(
@@ -131,7 +139,7 @@ def _is_number_of(num_ranks, member):
 
 def _refusal_of(error):
     """(name of the error that all ranks raise for it, its text)."""
-    name, text = type(error).__name__, error_text(error)
+    name, text = class_name(error), error_text(error)
     if not isinstance(error, (ValueError, TypeError, RuntimeError)):
         text = f"{name}: {text}"
     return ("TypeError" if isinstance(error, TypeError) else "ValueError", text)
@@ -156,11 +164,22 @@ def refuse_set_up(error, group, timeout_s, agreement_group):
 def _form_agreement(agreement, rendezvous, stages):
     """The memory of this rank's agreement group; every rank of the pipeline must have got one."""
     segment, cause, said = None, None, None
+
+    def watch():
+        refusal = rendezvous.word(_REFUSED_AGREEMENT)
+        if refusal is not None:
+            raise _OthersRefused(refusal)
+
     try:
-        segment = agreement.form(stages)
+        segment = agreement.form(stages, watch)
+    except _OthersRefused as error:
+        cause = error
     except (ValueError, RankTimeoutError) as error:
         cause, said = error, (isinstance(error, ValueError), str(error))
-    for rank, other in enumerate(rendezvous.share("agreement", said)):
+        if said[0]:
+            rendezvous.leave_word(_REFUSED_AGREEMENT, f"rank {rendezvous.member.rank}: {error}")
+    # Longer than the others wait in their agreement groups, for them to say who is missing there.
+    for rank, other in enumerate(rendezvous.share("agreement", said, grace_s=_GRACE_S)):
         if other is not None:
             is_refusal, text = other
             text = f"rank {rank}: {text}"

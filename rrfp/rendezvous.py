@@ -6,6 +6,8 @@ the token with which connections prove that they belong to the run.
 """
 
 import contextlib
+import logging
+import math
 import os
 import pickle
 import secrets
@@ -17,7 +19,11 @@ import torch
 from rrfp import _C
 from rrfp.bounded_store import BoundedStore, StoreSilentError, store_call
 from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
+from rrfp.value_text import class_name
 
+logger = logging.getLogger("rrfp")
+
+TELL_AFTER_S = 30.0  # a wait for another rank is worth a word then
 _POLL_S = 0.005
 _LOOK_EVERY_S = 0.5
 # For so long a rank that passed over set-ups which were given up waits for the others, who may
@@ -93,7 +99,8 @@ class Rendezvous:
         self.member = member
         self.refusal = None
         self._timeout_s = timeout_s
-        self._end = time.monotonic() + timeout_s
+        now_s = time.monotonic()
+        self._end, self._tell_s = now_s + timeout_s, now_s + TELL_AFTER_S
         self._unbounded = torch.distributed.distributed_c10d._get_default_store()
         self.store = BoundedStore(self._unbounded, self._end)
         # The purpose keeps counts apart: who forms an agreement group of these ranks by mistake
@@ -104,10 +111,14 @@ class Rendezvous:
         self._grace_end = None
         self._have_met = False
         self._num_exchanges = 0
-        with self.store_reachable():
-            self.corner = self._begin()
-            if self._passed_over is None:
-                self._set(_AWAITED, b"1")
+        try:
+            with self.store_reachable():
+                self.corner = self._begin()
+                if self._passed_over is None:
+                    self._set(_AWAITED, b"1")
+        except BaseException:
+            self.store.close()
+            raise
 
     def _begin(self):
         """The corner of the first set-up that this rank has not begun and nobody has given up."""
@@ -135,7 +146,7 @@ class Rendezvous:
 
     def __exit__(self, kind, error, trace):
         if error is not None and error is not self.refusal:
-            what = kind.__name__ + (f": {error}" if isinstance(error, RrfpError) else "")
+            what = class_name(error) + (f": {error}" if isinstance(error, RrfpError) else "")
             with contextlib.suppress(PeerLostError), self.store_reachable():  # else nobody to tell
                 self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
         self.store.close()
@@ -189,14 +200,27 @@ class Rendezvous:
         with self.store_reachable():
             self._set(f"{name}/{self.member.rank}", pickle.dumps(value))
 
-    def share(self, name, value, watch=None):
+    def leave_word(self, name, value):
+        """Say something for any rank to hear that asks for the name; the last word counts."""
+        with self.store_reachable():
+            self._set(name, pickle.dumps(value))
+
+    def word(self, name):
+        """What was left under a name; None for nothing so far."""
+        key = f"{self.corner}/{name}"
+        with self.store_reachable():
+            return pickle.loads(self.store.get(key)) if self.store.check([key]) else None
+
+    def share(self, name, value, watch=None, grace_s=0.0):
         """As ``publish``; what every rank has said under the name, by rank.
 
-        ``watch`` is called while this rank waits for another, and may raise.
+        ``watch`` is called while this rank waits for another, and may raise. It waits so much
+        longer than the time-out as ``grace_s`` says.
 
         Raises:
             RankTimeoutError: A rank said nothing in time.
         """
+        self._end += grace_s
         self.publish(name, value)
         with self.store_reachable():
             values = [self._get(name, rank, watch) for rank in range(self.member.num_ranks)]
@@ -279,6 +303,13 @@ class Rendezvous:
     def _check_time(self, name, rank):
         """Gives the set-up up when the time to wait for what a rank says is over."""
         now_s = time.monotonic()
+        if now_s >= self._tell_s:
+            self._tell_s = math.inf
+            logger.warning(
+                "rank %d has waited %g s for rank %d (global rank %d) to set up a pipeline, and "
+                "gives up after %g s", self.member.rank, TELL_AFTER_S, rank,
+                self.member.ranks[rank], self._timeout_s,
+            )
         if self._passed_over is not None:
             if self._grace_end is None:
                 self._grace_end = min(self._end, now_s + _GRACE_S)
@@ -303,7 +334,8 @@ class Rendezvous:
         what = "it runs and calls" if len(absent) == 1 else "they run and call"
         return (
             f"{named} did not join the pipeline within {self._timeout_s:g} s, seen from rank "
-            f"{self.member.rank}. Check that {what} rrfp as often as the others."
+            f"{self.member.rank}. Check that {what} rrfp as often as the others; where that takes "
+            "longer, raise stall_timeout_s (of a Pipeline, set_up_timeout_s)."
         )
 
     def _give_up(self, rank, text):
@@ -332,39 +364,3 @@ class Rendezvous:
             rank, text = given_up
             self.refusal = RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)
             raise self.refusal
-
-
-class RanksParted(ValueError):
-    """Some ranks set up a pipeline while others wait for them in a step of an earlier one."""
-
-
-# By the name that travels.
-_REFUSALS = {"RanksParted": RanksParted, "TypeError": TypeError}
-
-
-def check_cards(cards, shape):
-    """Refuse ranks that cannot form a pipeline.
-
-    Raises:
-        ValueError, TypeError: What a rank said was wrong, or two versions.
-    """
-    said = [(rank, *card["error"]) for rank, card in enumerate(cards) if card.get("error")]
-    if said:
-        # That ranks parted comes first: for that error all of them close their pipelines.
-        parted = [each for each in said if each[1] == "RanksParted"]
-        told = parted[:1] + [each for each in said if each not in parted][:1]
-        text = " ".join(f"rank {rank}: {text}" for rank, _, text in told)
-        raise _REFUSALS.get(told[0][1], ValueError)(text)
-    for name, words in (
-        ("version", "versions of rrfp; install the same one everywhere"),
-        ("group", "process groups of the same ranks (torch's names of them follow); pass the same "
-         "one on every rank, and build pipelines in the same order"),
-        *((name, f"values of {name}; pass the same one on every rank") for name in shape),
-        ("agreement", "agreement groups; give one of the same size to every rank, or none"),
-    ):
-        for rank, card in enumerate(cards):
-            if card[name] != cards[0][name]:
-                raise ValueError(
-                    f"the ranks have different {words}: rank 0 has {cards[0][name]!r}, rank "
-                    f"{rank} has {card[name]!r}."
-                )

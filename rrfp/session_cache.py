@@ -6,15 +6,14 @@ The cache holds modules and process groups weakly: it never keeps a model alive.
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
 
 import torch
 
+from rrfp.build_turns import build_turn
 from rrfp.device import place_on_gpus, stage_device
-from rrfp.errors import RrfpError
 from rrfp.given_lists import drawn, is_list
 from rrfp.layout import (
     check_modules,
@@ -164,34 +163,6 @@ def _close_orphan(session_reference):
 _cache = {}
 
 
-class _BuildLock:
-    """Of the thread that looks up or builds a session of some ranks, which may take minutes."""
-
-    def __init__(self):
-        self._lock = threading.RLock()
-        self._is_held = False
-
-    def __enter__(self):
-        self._lock.acquire()
-        if self._is_held:
-            self._lock.release()
-            raise RrfpError(
-                "run_pipeline was called while the same thread sets a pipeline of these ranks up, "
-                "by a signal handler or a finalizer; call it when that set-up is over."
-            )
-        self._is_held = True
-
-    def __exit__(self, *_):
-        self._is_held = False
-        self._lock.release()
-
-
-# By the global ranks of a pipeline between processes, () for those of this process alone: who
-# builds one does not wait for another of other ranks. A child is forked without the threads.
-_build_locks = {}
-os.register_at_fork(after_in_child=_build_locks.clear)
-
-
 def _identity(stages):
     """What makes two ``stages`` arguments the same; None for what is no such argument."""
     if isinstance(stages, torch.nn.Module) and not isinstance(stages, torch.nn.ModuleList):
@@ -215,15 +186,25 @@ def cached_session(
         known.agreement_group = agreement_group
         key = (_identity(stages), repr(shape), repr(num_ranks), groups, repr(transport), here)
     joined = None if here else group if group is not None else _distributed().group.WORLD
+    found = _look_up(key, joined)
+    if found is not None:
+        return found
     place = () if here else membership(joined).ranks
-    with _build_locks.setdefault(place, _BuildLock()):
-        entry = _cache.get(key)
-        modules = entry.modules(joined) if entry is not None else None
-        if modules is None:
-            for stale in [k for k, e in list(_cache.items()) if not e.is_usable()]:
-                _cache.pop(stale, None)
-            modules, session = open_session(
-                stages, shape, num_ranks, group, agreement_group, transport, set_up_timeout_s
-            )
-            entry = _cache[key] = _CacheEntry(session, modules, joined)
-        return entry.session, modules
+    with build_turn(place, set_up_timeout_s) as left_s:
+        found = _look_up(key, joined)
+        if found is not None:
+            return found  # another thread has built it meanwhile
+        for stale in [k for k, e in list(_cache.items()) if not e.is_usable()]:
+            _cache.pop(stale, None)
+        modules, session = open_session(
+            stages, shape, num_ranks, group, agreement_group, transport, left_s
+        )
+        _cache[key] = _CacheEntry(session, modules, joined)
+        return session, modules
+
+
+def _look_up(key, group):
+    """(session, {stage: module}) as it was built before; None when that cannot be used."""
+    entry = _cache.get(key)
+    modules = entry.modules(group) if entry is not None else None
+    return None if modules is None else (entry.session, modules)

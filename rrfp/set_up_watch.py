@@ -4,11 +4,16 @@
 others, it alone begins a set-up, and each side would wait for the other until its time is over.
 """
 
+import logging
+import math
 import threading
 import time
 
 from rrfp.errors import PeerLostError
-from rrfp.rendezvous import Rendezvous, check_cards
+from rrfp.rank_cards import check_cards
+from rrfp.rendezvous import TELL_AFTER_S, Rendezvous
+
+logger = logging.getLogger("rrfp")
 
 # How often a waiting rank looks into the store, and for how long a rank must be ahead: set-ups
 # and steps of one process may also run in different threads, a moment apart from other ranks'.
@@ -61,12 +66,20 @@ class SetUpWatch:
         now_s = time.monotonic()
         end_s, together_s = now_s + timeout_s, now_s
         sure_after_s = min(_SURE_AFTER_S, _SURE_AFTER_SHARE * timeout_s)
+        tell_s = now_s + TELL_AFTER_S
         while True:
             left_s = end_s - time.monotonic()
             body = runtime.recv_control(peer, max(1, int(1000 * min(left_s, _LOOK_EVERY_S))))
             now_s = time.monotonic()
             if body is not None or now_s >= end_s:
                 return body
+            if now_s >= tell_s:
+                tell_s = math.inf
+                logger.warning(
+                    "rank %d has waited %g s for the word of rank %d on step %d, and gives up "
+                    "after %g s. %s", self._rendezvous.member.rank, TELL_AFTER_S, peer, step,
+                    timeout_s, runtime.describe(),
+                )
             if self._look is not None and self._look.is_alive():
                 continue
             ahead = self._look.ahead if self._look is not None else []

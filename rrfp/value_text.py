@@ -43,8 +43,13 @@ def error_text(error):
     """An exception's own words, or that it has none. Never raises."""
     try:
         return str.__str__(str(error))  # a plain one, whatever class of text it gives
-    except Exception as broken:
-        return f"its description raised {type(broken).__name__}"
+    except BaseException as broken:  # one is being told already, which matters more
+        return f"its description raised {class_name(broken)}"
+
+
+def class_name(value):
+    """The name of a value's class, past what a metaclass makes of it."""
+    return type.__dict__["__name__"].__get__(type(value))
 
 
 def _describe(value, depth):

@@ -376,8 +376,8 @@ std::optional<std::vector<std::byte>> RankRuntime::recv_control(std::int32_t pee
              "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
                  std::to_string(rank()) + " waits for its " +
                  (is_tying ? "part of tied gradients" : "word on the coming step") +
-                 ". Call run_pipeline (or step) on every rank the same number of times; if its "
-                 "script has ended with an error, that is the cause"});
+                 ". Look at its output first: its script may have ended with an error. Else call "
+                 "run_pipeline (or step) on every rank the same number of times"});
       return std::nullopt;
     }
     const std::int64_t left_ns = until_ns - now();

@@ -260,9 +260,9 @@ void RankRuntime::check_departed(const Step& step) {
     return abort({StatusCode::kClosed, peer,
                   "rank " + std::to_string(peer) + " has closed its pipeline, while rank " +
                       std::to_string(rank()) + " is in step " + std::to_string(step.number) +
-                      " and still needs it. Call run_pipeline (or step) on every rank the same "
-                      "number of times; if its script has ended with an error, that is the "
-                      "cause"});
+                      " and still needs it. Look at its output first: its script may have ended "
+                      "with an error. Else call run_pipeline (or step) on every rank the same "
+                      "number of times"});
   }
 }
 

@@ -99,6 +99,7 @@ class Explorer:
                                 sleep=lambda s: self._attempt.sleep(s))
         with (mock.patch.object(rendezvous, "torch", SimpleNamespace(distributed=names)),
               mock.patch.object(rendezvous, "BoundedStore", lambda store, end_s: store),
+              mock.patch.object(rendezvous, "TELL_AFTER_S", 2 * ALL_IS_OVER_S),
               mock.patch.object(rendezvous, "time", clock)):
             yield
 

@@ -19,6 +19,8 @@ from torch import nn
 
 import rrfp
 from rrfp import session
+from rrfp.local_session import LocalSession
+from rrfp.turn_trial import TurnTrial
 from rrfp.worker import RankStep, Worker
 
 RANKS, M = 2, 4
@@ -207,3 +209,22 @@ def test_threads_end_with_a_session_that_nobody_has():
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", [(TurnTrial, "choose"), (LocalSession, "_run_side_by_side")])
+def test_ctrl_c_just_before_the_tasks_of_a_step(place, monkeypatch):
+    """The step may have been counted then, though no rank has run it."""
+    stages = [nn.Linear(4, 4) for _ in range(RANKS)]
+
+    def run():
+        return rrfp.run_pipeline(stages, batch(), batch(), nn.functional.mse_loss).losses
+
+    run()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(*place, interrupted)
+        run()
+    assert len(run()) == M

@@ -6,7 +6,9 @@ thread.
 """
 
 import itertools
+import logging
 import signal
+import sys
 import threading
 import time
 
@@ -16,6 +18,8 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp import build_turns, rendezvous, set_up_watch
+from rrfp.build_turns import build_turn
 from rrfp.rendezvous import Rendezvous
 
 WIDTH, M = 4, 2
@@ -145,12 +149,94 @@ def test_set_ups_of_different_ranks_do_not_wait_for_each_other():
     assert worker_group(3).values(run_crosswise) == [[], [], []]
 
 
+def test_a_wait_for_another_thread_ends_in_time():
+    """Of the same ranks: bounded by the time-out of who waits, and none for what is there."""
+    with build_turn((0, 1), 60.0):
+        told = []
+
+        def wait():
+            try:
+                with build_turn((0, 1), 0.2):
+                    pass
+            except rrfp.RankTimeoutError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(60.0)
+        assert told and "another thread of this process" in told[0] and "0.2 s" in told[0]
+        with build_turn((0, 1, 2), 60.0):
+            pass
+    with build_turn((0, 1), 60.0) as left_s:
+        assert left_s > 0
+
+
+def test_an_interrupt_gives_the_turn_back():
+    """Wherever it comes: after each line of it in turn."""
+    for last in itertools.count(1):
+        place, num_lines = (last, -1), 0
+
+        def trace(frame, event, _, last=last):
+            nonlocal num_lines
+            if frame.f_code.co_filename != build_turns.__file__:
+                return None
+            num_lines += event == "line"
+            if num_lines == last and event == "line":
+                raise KeyboardInterrupt
+            return trace
+
+        was_interrupted = False
+        sys.settrace(trace)
+        try:
+            with build_turn(place, 60.0):
+                pass
+        except KeyboardInterrupt:
+            was_interrupted = True
+        finally:
+            sys.settrace(None)
+        with build_turn(place, 1.0):
+            pass
+        if not was_interrupted:
+            break
+    assert last > 8
+
+
+def run_slowly(rank, num_ranks):
+    """What rank 0 logs while it waits for rank 1: in a set-up, and before a step."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("rrfp").addHandler(handler)
+    before = rendezvous.TELL_AFTER_S, set_up_watch.TELL_AFTER_S
+    rendezvous.TELL_AFTER_S = set_up_watch.TELL_AFTER_S = 0.2
+    try:
+        stage = nn.Linear(WIDTH, WIDTH)
+        for _ in range(2):
+            torch.distributed.barrier()
+            if rank == 1:
+                time.sleep(1.5)
+            run(stage, rank, num_ranks)
+    finally:
+        rendezvous.TELL_AFTER_S, set_up_watch.TELL_AFTER_S = before
+        logging.getLogger("rrfp").removeHandler(handler)
+    return told
+
+
+def test_a_long_wait_for_a_rank_is_told_before_it_ends():
+    told, _ = worker_group(2).values(run_slowly)
+    assert sum("rank 0 has waited 0.2 s for rank 1 (global rank 1) to set up" in text
+               for text in told) == 1, told
+    assert sum("rank 0 has waited 0.2 s for the word of rank 1 on step 1" in text
+               for text in told) == 1, told
+
+
 ENDLESS = {
     "costs": {"costs": itertools.count()},
     "loss_reduction": {"loss_reduction": itertools.repeat(1.0)},
     "microbatch_order": {"microbatch_order": itertools.count()},
     "of a callable": {"microbatch_order": lambda _: itertools.count(), "costs": [1.0] * M},
     "loss_stages": {"loss_stages": itertools.repeat(1)},
+    "hint": {"hint": {0: itertools.repeat("0F0"), 1: ["1F0"]}},
     "tied": {"tied": itertools.repeat((0, "weight"))},
 }
 

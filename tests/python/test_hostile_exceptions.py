@@ -1,11 +1,16 @@
-"""A stage's exception whose own attributes raise: the failure is told all the same.
+"""Exceptions whose own attributes raise, in a stage or before a step: the failure is told all the
+same, on every rank.
 
-Would catch: a report that asks the exception for something, and is lost with the answer.
+Would catch: a report that asks the exception for something, and is lost with the answer; ranks that
+wait for one that could not say why it does not come.
 """
 
 import pytest
-import rrfp
 import torch
+from parity_group import worker_group
+
+import rrfp
+from rrfp.value_text import class_name
 
 
 class HostileError(Exception):
@@ -43,6 +48,59 @@ def test_it_is_a_stage_error_all_the_same(where, level, caplog):
                           torch.nn.functional.mse_loss)
     error = caught.value
     assert error.task == f"1{where}0" and isinstance(error.__cause__, HostileError)
-    assert "HostileError, whose own text raised RuntimeError" in str(error)
+    assert "HostileError: its description raised RuntimeError" in str(error)
     assert "in fail" in error.original_traceback
     error.__cause__ = None  # pytest would describe it
+
+
+class Unnamed(type):
+    __name__ = property(lambda cls: HostileError.fail(cls))
+
+
+class Watchdog(BaseException):
+    __str__ = __repr__ = HostileError.fail
+
+
+class Nameless(Exception, metaclass=Unnamed):
+    pass
+
+
+class Interrupting(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+ERRORS = {"Watchdog": Watchdog, "HostileError": HostileError, "Nameless": Nameless,
+          "Interrupting": Interrupting}
+
+
+def run_raising(rank, num_ranks, name, where):
+    """The name of the error with which a step ends before which rank 1 raises another."""
+    stage, batch, options = torch.nn.Linear(4, 4), [torch.ones(2, 4)] * 2, {}
+    pipeline = rrfp.Pipeline({rank: stage}, set_up_timeout_s=60.0)
+    targets = batch if rank == num_ranks - 1 else None
+
+    def fail(*_, **__):
+        raise ERRORS[name]
+
+    if rank == 1 and where == "targets":
+        targets, options = map(fail, batch), {"num_microbatches": 2}
+    elif rank == 1:
+        stage.parameters = fail
+    try:
+        pipeline.step(batch if rank == 0 else None, targets, torch.nn.functional.mse_loss,
+                      stall_timeout_s=60.0, **options)
+    except BaseException as error:
+        return class_name(error)
+    finally:
+        pipeline.close()
+    return "none"
+
+
+@pytest.mark.parametrize("where", ["targets", "parameters"])
+@pytest.mark.parametrize("name", ERRORS)
+def test_the_other_ranks_hear_of_it(name, where):
+    first, second = worker_group(2).values(run_raising, name, where)
+    is_refusal = where == "targets" and name != "Watchdog"
+    assert (first, second) == (("ValueError", "ValueError") if is_refusal
+                               else ("ClosedError", name))
