@@ -59,11 +59,18 @@ class ProtocolError(RrfpError):
 
 
 class InterruptedStepError(RrfpError):
-    """Another rank was interrupted (Ctrl-C, SIGTERM); that rank raises KeyboardInterrupt."""
+    """Another rank got Ctrl-C (SIGINT) in a step; that rank raises KeyboardInterrupt.
+
+    SIGTERM ends a process where no handler is set, so the others raise ``PeerLostError``; with
+    ``signal.signal(signal.SIGTERM, signal.default_int_handler)`` it is as Ctrl-C.
+    """
 
 
 class ClosedError(RrfpError):
-    """The pipeline was closed, here or by another rank, while it was needed."""
+    """The pipeline was closed, here or by another rank, while it was needed.
+
+    The end of a rank's script, also by an exception between two steps, closes its pipelines.
+    """
 
 
 class RankTimeoutError(RrfpError):

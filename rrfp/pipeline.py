@@ -214,8 +214,10 @@ def run_pipeline(
             text). Or a callable ``rank(task, state)``: called once per task when a step begins,
             with a ``Task`` and a ``HintState``; the task with the lowest number is preferred.
             Between processes rank 0's is called, and every rank must pass one.
-        slack: How many hint positions a task may overtake: an int, None or ``"auto"`` for
-            unlimited; 0 runs the hint as a fixed order.
+        slack: How many hint positions a task may overtake: an int, or None for any number; 0 runs
+            the hint as a fixed order. ``"auto"``: any number; but with hint ``"auto"`` and a tight
+            limit, as the default is, twice the number of ranks where ranks have several stages,
+            and from the ninth step on a fixed order, or slack 2, where that would be faster.
         max_in_flight: Forwards whose backward has not begun on a rank, one for each stage and
             microbatch: an int, a list per rank, or
             ``"1f1b+2"`` (ranks behind it, itself, and two more). Or bytes of activations, such as
@@ -280,7 +282,11 @@ def run_pipeline(
             before any task runs. The pipeline is usable.
         StageError: A stage raised. The next call builds the pipeline anew.
         StallError: Nothing could run; says what each rank waits for. As above.
-        PeerLostError: A process died. The process group must be rebuilt.
+        RankTimeoutError: A rank did not come to the step or the set-up within ``stall_timeout_s``.
+        ClosedError: Another rank closed the pipeline, or its script ended or raised between steps.
+        InterruptedStepError: Another rank got Ctrl-C, and raises KeyboardInterrupt.
+        PeerLostError: A process died or fell silent. The process group must be rebuilt.
+        DeviceError, ProtocolError: A call of CUDA or NCCL failed; a message was malformed.
 
     Example:
         >>> import rrfp, torch
