@@ -89,14 +89,16 @@ def simulate(
         latency: Seconds between a task's end and the arrival of its result: a number, or a
             callable of the finished task's kind, stage and microbatch.
         hint, slack, max_in_flight, activation_bytes, split_backward, microbatch_order, costs,
-            forward_only: As in ``run_pipeline``; limits in bytes need activation_bytes.
+            forward_only: As in ``run_pipeline``; a limit in bytes needs ``activation_bytes`` of
+            the rank's stage, for nothing is measured here.
         fifo_links: Messages between two ranks arrive in the order sent.
 
     Returns:
         ``SimulatedStep``.
 
     Raises:
-        ValueError: A duration that is missing or negative, or arguments that cannot be run.
+        ValueError: A duration that is missing or negative, a limit in bytes without
+            ``activation_bytes``, or other arguments that cannot be run.
 
     Example:
         >>> import rrfp
@@ -139,6 +141,7 @@ def simulate(
         lookahead="jit",
         stall_timeout_s=1.0,
     )
+    _check_sizes(request)
     view = {**request.view(), "counter": 0, "traits": {}, "held": {}, "moved": ()}
     plan = decide(request, [view], layout).plan(layout)
     kinds = "FIW" if request.split_backward else "FB"
@@ -163,6 +166,21 @@ def simulate(
         limit_units=tuple(plan.limit_units(rank) for rank in range(layout.num_ranks)),
         overtakes=result.overtakes,
     )
+
+
+def _check_sizes(request):
+    """Refuse a limit in bytes for a stage of unknown size; ranks are stages here."""
+    if request.forward_only:  # nothing is held until a backward
+        return
+    stages = [stage for stage, limit in enumerate(request.in_flight.num_bytes)
+              if limit is not None and stage not in request.activation_bytes]
+    if stages:
+        names = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        raise ValueError(
+            f"max_in_flight is in bytes, but the size of {names} is not known, and a simulated "
+            "step measures nothing; pass activation_bytes (one size for all stages, or {stage: "
+            "size, or one per microbatch}), or the limit in microbatches."
+        )
 
 
 def _lookup(durations):

@@ -46,6 +46,19 @@ def test_the_table_of_a_step_that_counts_no_units():
     assert " of " not in str(step)
 
 
+@pytest.mark.parametrize(("limit", "sizes", "named"), [
+    ("1GiB", None, "stages 0, 1"), ([2, "1GiB"], None, "stage 1"), (["1GiB", 2], {1: 5}, "stage 0"),
+])
+def test_a_limit_in_bytes_needs_sizes(limit, sizes, named):
+    """Would catch: a limit in bytes that simulates the default limit and says nothing."""
+    options = {"num_stages": 2, "num_microbatches": 3, "max_in_flight": limit}
+    with pytest.raises(ValueError, match=f"the size of {named} is not known.*activation_bytes"):
+        rrfp.simulate(lambda kind, stage, m: 1.0, activation_bytes=sizes, **options)
+    given = {**(sizes or {}), 0: "1MB", 1: [7, 8, 9]}
+    assert rrfp.simulate(lambda kind, stage, m: 1.0, activation_bytes=given, **options).makespan_s
+    rrfp.simulate(lambda kind, stage, m: 1.0, forward_only=True, **options)
+
+
 def test_what_a_step_has_learnt_changes_the_next():
     plan = _C.StepPlan(make_layout(4, None, "loop").graph, 12, [], "auto", [], _C.AUTO_SLACK,
                        [4] * 4, False, split_backward=True)
