@@ -37,8 +37,8 @@ def _build_rows():
         unused = ", which this torch lacks" if is_torch_without else ""
         build["cuda"] = f"{version // 1000}.{version % 1000 // 10}{unused}"
     else:
-        torch_too = ", which this torch lacks too" if is_torch_without else ""
-        build["cuda"] = f"none{torch_too}: when rrfp was built, {refusal}"
+        build["cuda"] = ("none; rrfp and this torch are both for CPUs" if is_torch_without
+                         else f"none: when rrfp was built, {refusal}")
     return build
 
 

@@ -23,15 +23,19 @@ def test_info(capsys):
     assert not re.search(r": *$|: (None|True|False)$", text, re.MULTILINE), "a value without a word"
 
 
-@pytest.mark.parametrize("has_cuda", (False, True))
-def test_info_says_whether_cuda_is_in(has_cuda, capsys, monkeypatch):
+@pytest.mark.parametrize(("has_cuda", "torch_cuda", "expected"), [
+    (False, None, "none; rrfp and this torch are both for CPUs"),
+    (False, "13.0", "none: when rrfp was built, no header lies there"),
+    (True, None, "13.1, which this torch lacks"),
+    (True, "13.0", "13.1"),
+])
+def test_info_says_whether_cuda_is_in(has_cuda, torch_cuda, expected, capsys, monkeypatch):
+    """Would catch: who has a torch for CPUs is sent to install headers for GPUs."""
     built = {**rrfp.build_info(), "cuda": has_cuda, "cuda_version": 13010 * has_cuda,
              "cuda_refusal": "" if has_cuda else "no header lies there"}
     monkeypatch.setattr(rrfp, "build_info", lambda: built)
-    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     main(["info"])
-    expected = ("13.1, which this torch lacks" if has_cuda
-                else "none, which this torch lacks too: when rrfp was built, no header lies there")
     assert f"\ncuda: {expected}\n" in capsys.readouterr().out
 
 
