@@ -46,8 +46,9 @@ class RankReport:
         idle_slack_s: The hint put a task first that was not ready.
         idle_agreement_s: A task was ready here, but not at every member of the agreement group.
         host_s: Between a task's end and the next choice: rrfp itself.
-        peak_units: Most microbatches in flight at once, of ``limit_units`` allowed; that is -1
-            where the limit is in bytes, and in a step of forwards alone.
+        peak_units: Most forwards in flight at once, one for each stage and microbatch, of
+            ``limit_units`` allowed; that is -1 where the limit is in bytes, and in a step of
+            forwards alone.
         records: A ``TaskRecord`` per task, in the order run.
         order: The tasks' texts in that order, such as ``["0F0", "0F1", "0B0", ...]``.
         num_tasks, skips: How many ran; how many of them although the hint put others, not yet
