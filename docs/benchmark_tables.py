@@ -82,6 +82,26 @@ def host_instructions(results):
                  [[name, f"{count:,}"] for name, count in results["instructions_per_task"].items()])
 
 
+def host_cost_sentence():
+    """A sentence: microseconds per task over the plain loop, by mode."""
+    def medians(name):
+        table = load(name)["results"]["table"]
+        return {mode: row["us_per_task_over_direct"][1] for mode, row in table.items()
+                if "us_per_task_over_direct" in row}
+
+    quick = medians("host_cost.json")
+    alone, threads, between = (f"{quick[mode]:.0f}" for mode in (
+        "one process, one rank", "one process, two ranks", "two processes"))
+    slow, name = max((medians(name)["two processes"], name)
+                     for name in ("host_cost_32_cores.json", "host_cost_throttled.json"))
+    machine = load(name)["machine"]
+    processor = machine["processor"].replace("(R)", "").removesuffix(" Processor")
+    return (f"rrfp itself takes {alone} us a task in one process with one rank, {threads} with two "
+            "ranks as threads of it, the mode of the [example](#example), and "
+            f"{between} between processes, on a quick processor left alone; {slow:.0f} between "
+            f"processes on the slowest measured, an {processor} of {machine['cores']} cores.")
+
+
 def random_cost(results):
     return table(["what, us", "median", "quartiles"],
                  [[name, f"{middle:.1f}", _range(low, high, 1)]

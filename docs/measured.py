@@ -7,6 +7,7 @@ fails when the pages and the files differ.
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -113,7 +114,8 @@ ABOUT = {
         "One process each, 16 equal microbatches: a step in ms, and over the compute-bound ideal "
         "(17/16 of one stage alone; [why](profiling.md)), medians of 12 steps in 3 alternating "
         "rounds. Nothing varies here, so a fixed order is as good as it gets. Two stages per rank "
-        "have a smaller bubble than the ideal's, where the GPU decides (A); where the host does "
+        "have a smaller bubble (idle time while the pipeline fills and drains) than the ideal's, "
+        "where the GPU decides (A); where the host does "
         "(C: it needs 198 ms only to launch), their launches cost more than they gain. "
         "`add in products` takes 5 % off the time of all kernels; it is that, not readiness, and "
         "the smaller bubble that put rrfp's best 1.06 times ahead of torch's best in A (1.03 "
@@ -131,7 +133,7 @@ ABOUT = {
         "fixed order. Both GPUs are at their power limit all the time: the fuller a schedule keeps "
         "them, the lower their clock and the slower every task, which takes back a third to a half "
         "of what is gained. `simulated, in run` is the simulated world with tasks as slow as the "
-        "kernels of that very run were; the runtime stays within 0 to 4 % of it, once 6 %."),
+        "kernels of that very run were; the runtime is 0 to 5 % behind it."),
     "gpu_gemm_slowdown.json": (
         "Matrix products beside messages",
         "What a steady stream of 16 MiB messages from one GPU to the other costs bf16 products on "
@@ -266,7 +268,9 @@ def _gpu_lengths_speed_ups(results):
     def ratios(run):
         return [row["ratio"] for row in results["rows"] if row.get("run") == run]
 
-    return {key: f"{tables.geometric_mean(ratios(run)):.2f}"
+    # Three digits, as docs/benchmarks.md has them: with two, what differs by less than .001 here
+    # would look .01 apart.
+    return {key: f"{tables.geometric_mean(ratios(run)):.3f}"
             for key, (_, run) in CONFIGURATIONS.items()}
 
 
@@ -318,11 +322,6 @@ def summary():
     ranks = _read("policy_table.json")[0]["ranks"]
     schedules = _read("gpu_schedules.json")["results"]
     gpu = _gpu_speed_ups(schedules)
-    host = _read("host_cost.json")["results"]["table"]
-    alone = host["one process, one rank"]["us_per_task_over_direct"][1]
-    between = host["two processes"]["us_per_task_over_direct"][1]
-    slow = max(_read(f"{name}.json")["results"]["table"]["two processes"][
-        "us_per_task_over_direct"][1] for name in ("host_cost_32_cores", "host_cost_throttled"))
     control = _same_memory()
     torchs, zbv = gpu["torch 1F1B"], gpu["rrfp zbv V=2"]
     leads = _torchs_leads(schedules)
@@ -330,9 +329,10 @@ def summary():
         "auto", "auto 2P", "auto split", "zbv V=2", "zbv V=2, add in products"))
     in_products = gpu["rrfp zbv V=2, add in products"]
     return f"""\
-Speed-up over the fixed 1F1B order of rrfp itself (the first row), on the same transport. A row is
-one setting of three arguments; everything else is at its default. P is the number of ranks, which
-is the default limit. The guard has no part in it: a setting ran for fewer than nine steps on end.
+Speed-up over the fixed 1F1B order of rrfp itself (the first row), whose messages go the same way.
+A row is one setting of three arguments; everything else is at its default. P is the number of
+ranks, which is the default limit. The guard has no part in it: a setting ran for fewer than nine
+steps on end.
 
 {_speed_up_table()}
 
@@ -343,24 +343,25 @@ changes nothing.
 
 Memory and the order of microbatches give most of this. A fixed 1F1B order that begins with twice
 as many forwards, with `mid`, comes to {control[0]} where `auto` with both comes to {control[1]}
-(simulated, 8 ranks, lengths vary). To what a fixed order with the same memory can do readiness adds
-1 to 4 % where tasks vary and {control[2]} where messages are late
+(simulated, 8 ranks, lengths vary by 0.4 of their mean; the table has the mean of nine models, of
+other kinds too). To what a fixed order with the same memory can do readiness adds 1 to 4 % where
+tasks vary and {control[2]} where messages are late
 ([apart](docs/benchmarks.md#readiness-memory-and-the-order-of-microbatches-apart)).
 
 In the last column torch's own 1F1B comes to {torchs}; hint `zbv` (two stages per rank, backwards
 [split in two](docs/concepts.md#split-backward)) to {zbv}, and to {in_products} with
-`add_in_products` (matrix products that add to `.grad` themselves): a smaller bubble and cheaper
-products, not readiness.
+`add_in_products` (matrix products that add to `.grad` themselves): ranks that are idle for less
+time while the pipeline fills and drains, and cheaper products, not readiness.
 
-**Losses to torch.** In the other three cases of that benchmark torch's 1F1B is, at worst, {lead}
-times as fast as `auto` ({lead_2p} at twice the limit), {lead_split} as `auto` with split backwards,
-{lead_zbv} as `zbv` and {lead_products} as `zbv` with `add_in_products`. One of them has compiled
-blocks. In the other two tasks are so short that the host takes as long to launch their kernels as
-the GPU to run them, and the more tasks a step has, the more there is to launch: `zbv` has most
-([cases B, C and D](docs/benchmarks.md#schedules-beside-torchs-on-two-gpus)).
+**Losses to torch.** That column is case A of
+[four](docs/benchmarks.md#schedules-beside-torchs-on-two-gpus). In the other three torch's 1F1B is,
+at worst, {lead} times as fast as `auto` ({lead_2p} at twice the limit), {lead_split} as `auto` with
+split backwards, {lead_zbv} as `zbv` and {lead_products} as `zbv` with `add_in_products`. B is A
+with its transformer blocks under `torch.compile`. C and D have one sequence a microbatch, not two,
+D on a slower processor: tasks so short that the host takes as long to launch their kernels as the
+GPU to run them, and the more tasks a step has, the more there is to launch; `zbv` has most.
 
-rrfp itself takes {alone:.0f} us a task in one process with one rank and {between:.0f} us between
-processes, on a quick processor left alone; {slow:.0f} between processes on the slowest measured.
+{textwrap.fill(tables.host_cost_sentence(), 100, break_on_hyphens=False)}
 Commands, machines, quartiles, the other schedules and what went wrong:
 [docs/benchmarks.md](docs/benchmarks.md).
 """

@@ -19,4 +19,4 @@ for step in range(40):
                                nn.functional.cross_entropy, return_outputs=True)
     optimizer.step()
     right = (torch.cat(result.outputs).argmax(dim=1) == targets).float().mean()
-    print(f"step {step}: loss {sum(result.losses) / 8:.3f}, {right:.0%} right")
+    print(f"step {step}: loss {sum(result.losses) / len(result.losses):.3f}, {right:.0%} right")

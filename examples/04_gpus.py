@@ -33,5 +33,5 @@ for step in range(40):
         targets.to(device).chunk(8) if rank == last else None, nn.functional.cross_entropy)
     optimizer.step()
     if rank == last:
-        print(f"step {step}: loss {sum(result.losses).item() / 8:.3f}")
+        print(f"step {step}: loss {sum(result.losses).item() / len(result.losses):.3f}")
 torch.distributed.destroy_process_group()

@@ -48,4 +48,4 @@ for step in range(STEPS):
     optimizer.step()
     schedule.step()
     if rank == ranks - 1:
-        print(f"step {step}: loss {sum(result.losses).item() / 8:.5f}")
+        print(f"step {step}: loss {sum(result.losses).item() / len(result.losses):.5f}")
