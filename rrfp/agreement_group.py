@@ -27,8 +27,10 @@ _INNER_DIMENSIONS = ("tp", "cp", "ep")
 _PIPELINE_DIMENSION = "pp"
 _LONGEST_VALUE = 200
 _LONGEST_REFUSAL = 4000
-# Members are in other pipelines, whose ranks wait for one another first.
+# Members are in other pipelines, whose ranks wait for one another first; so long after the time-out
+# one still hears who is missing there, before a step and in a set-up.
 _GRACE_S = 10.0
+SET_UP_GRACE_S = 5.0
 
 
 def _boot_id():
@@ -227,7 +229,7 @@ class GroupSetUp:
             "version": _C.build_info()["version"],
         }
         try:
-            cards = self.meeting.share("card", card, look)
+            cards = self.meeting.share("card", card, look, SET_UP_GRACE_S)
             for rank, other in zip(self.member.ranks, cards):
                 if other["error"] is not None:
                     raise ValueError(

@@ -7,7 +7,7 @@ from numbers import Integral
 import torch
 
 from rrfp import _C
-from rrfp.agreement_group import GroupSetUp
+from rrfp.agreement_group import SET_UP_GRACE_S, GroupSetUp
 from rrfp.device import stage_device
 from rrfp.errors import RankTimeoutError, RrfpError
 from rrfp.layout import check_modules, check_transport, stage_table
@@ -21,7 +21,6 @@ from rrfp.tied import describe_holders, mark_copies, normalise_tied
 from rrfp.value_text import class_name, error_text
 
 _REFUSED_AGREEMENT = "refused agreement"
-_GRACE_S = 5.0
 
 
 class _OthersRefused(RrfpError):
@@ -179,7 +178,7 @@ def _form_agreement(agreement, rendezvous, stages):
         if said[0]:
             rendezvous.leave_word(_REFUSED_AGREEMENT, f"rank {rendezvous.member.rank}: {error}")
     # Longer than the others wait in their agreement groups, for them to say who is missing there.
-    for rank, other in enumerate(rendezvous.share("agreement", said, grace_s=_GRACE_S)):
+    for rank, other in enumerate(rendezvous.share("agreement", said, grace_s=2 * SET_UP_GRACE_S)):
         if other is not None:
             is_refusal, text = other
             text = f"rank {rank}: {text}"

@@ -11,6 +11,7 @@ then is its price.
 """
 
 import argparse
+import collections
 import contextlib
 import json
 import statistics
@@ -29,9 +30,9 @@ SHAPES = {"8192x2048x2048": (8192, 2048, 2048, 40), "8192x8192x4096": (8192, 819
 MESSAGE_BYTES = 16 << 20
 NUM_MESSAGES = 2048  # they outlast some batches of products
 PHASES, QUIET_BATCHES = 12, 30
-# The GPU sleeps for about 10 ms before a batch, so that the host has launched all of it by then:
-# its thread may lose Python's lock to that of the messages for 5 ms.
-HEAD_START_CYCLES = 20_000_000
+# Batches launched before the one that is waited for: the host's thread may lose Python's lock to
+# that of the messages for 5 ms, and the GPU is to have work meanwhile.
+AHEAD = 4
 
 
 class Pass(nn.Module):
@@ -68,23 +69,37 @@ class Stream:
             self.stream.synchronize()
 
 
-def batch_ms(work, count):
+def launched(work, count):
+    """The events around a batch."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HEAD_START_CYCLES)
     begin.record()
     for _ in range(count):
         work()
     end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / count
+    return begin, end
+
+
+def batches_ms(work, count, goes_on):
+    """ms of a product by batch, of those that end while it goes on."""
+    ahead = collections.deque(launched(work, count) for _ in range(AHEAD))
+    times = []
+    while goes_on():
+        ahead.append(launched(work, count))
+        begin, end = ahead.popleft()
+        end.synchronize()
+        if goes_on():
+            times.append(begin.elapsed_time(end) / count)
+    torch.cuda.current_stream().synchronize()
+    return times
 
 
 def phase(work, count, messages):
     """(ms of a product by batch, seconds of the messages)."""
     dist.barrier()
-    times, seconds = [], []
     if messages is None:
-        return [batch_ms(work, count) for _ in range(QUIET_BATCHES)], None
+        quiet = iter(range(2 * QUIET_BATCHES))
+        return batches_ms(work, count, lambda: next(quiet, None) is not None), None
+    seconds = []
 
     def send():
         start = time.perf_counter()
@@ -93,10 +108,7 @@ def phase(work, count, messages):
 
     thread = threading.Thread(target=send)
     thread.start()
-    while thread.is_alive():
-        took = batch_ms(work, count)
-        if thread.is_alive():  # a batch that outlasted the messages is half a quiet one
-            times.append(took)
+    times = batches_ms(work, count, thread.is_alive)
     thread.join()
     return times, seconds[0]
 
