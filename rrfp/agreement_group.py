@@ -237,7 +237,8 @@ class GroupSetUp:
                         f"{other['error']}"
                     )
         except ValueError as error:
-            self._refuse(error)
+            if error is not self.meeting.refusal:  # which the others know
+                self._refuse(error)
             raise
         return cards
 

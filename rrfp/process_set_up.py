@@ -9,22 +9,18 @@ import torch
 from rrfp import _C
 from rrfp.agreement_group import SET_UP_GRACE_S, GroupSetUp
 from rrfp.device import stage_device
-from rrfp.errors import RankTimeoutError, RrfpError
+from rrfp.errors import RankTimeoutError
 from rrfp.layout import check_modules, check_transport, stage_table
 from rrfp.process_layout import lay_out
 from rrfp.process_session import ProcessSession, close_pipelines_of
 from rrfp.rank_cards import RanksParted, check_cards
-from rrfp.rendezvous import Rendezvous, master_host, membership
+from rrfp.rendezvous import RefusedElsewhere, Rendezvous, master_host, membership
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import describe_holders, mark_copies, normalise_tied
 from rrfp.value_text import class_name, error_text
 
 _REFUSED_AGREEMENT = "refused agreement"
-
-
-class _OthersRefused(RrfpError):
-    """Another rank of the pipeline cannot join its agreement group, for this reason."""
 
 
 def open_process_session(
@@ -167,21 +163,22 @@ def _form_agreement(agreement, rendezvous, stages):
     def watch():
         refusal = rendezvous.word(_REFUSED_AGREEMENT)
         if refusal is not None:
-            raise _OthersRefused(refusal)
+            raise RefusedElsewhere(refusal)
 
     try:
         segment = agreement.form(stages, watch)
-    except _OthersRefused as error:
+    except RefusedElsewhere as error:
         cause = error
     except (ValueError, RankTimeoutError) as error:
         cause, said = error, (isinstance(error, ValueError), str(error))
         if said[0]:
             rendezvous.leave_word(_REFUSED_AGREEMENT, f"rank {rendezvous.member.rank}: {error}")
     # Longer than the others wait in their agreement groups, for them to say who is missing there.
-    for rank, other in enumerate(rendezvous.share("agreement", said, grace_s=2 * SET_UP_GRACE_S)):
-        if other is not None:
-            is_refusal, text = other
-            text = f"rank {rank}: {text}"
-            rendezvous.refusal = (ValueError if is_refusal else RankTimeoutError)(text)
-            raise rendezvous.refusal from cause
+    all_said = rendezvous.share("agreement", said, grace_s=2 * SET_UP_GRACE_S)
+    failed = [(rank, *other) for rank, other in enumerate(all_said) if other is not None]
+    if failed:  # a refusal comes first: who waited in vain may have done so because of it
+        rank, is_refusal, text = next((each for each in failed if each[1]), failed[0])
+        kind = ValueError if is_refusal else RankTimeoutError
+        rendezvous.refusal = kind(f"rank {rank}: {text}")
+        raise rendezvous.refusal from cause
     return segment

@@ -31,12 +31,16 @@ _LOOK_EVERY_S = 0.5
 _GRACE_S = 5.0
 _SEE_OFF_S = 2.0
 # Keys of a corner.
-_OUTCOME = "outcome"  # _MET, or (rank, text) by the rank that gave it up
+_OUTCOME = "outcome"  # _MET, or (rank, text, whether it is a refusal) by who gave it up
 _AWAITED = "awaited"  # by a rank that waits there as long as it was asked to
 _LEFT = "left"  # by a rank whose set-up ended with an error
 _MET = pickle.dumps(None)
 
 _corners_used = set()  # by this process
+
+
+class RefusedElsewhere(RrfpError):
+    """Why a rank leaves this set-up: what it belongs to is refused, for what others hear too."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Rendezvous:
         # is not ahead of the others when they set up a pipeline.
         self._place = f"rrfp/{purpose}/{','.join(map(str, member.ranks))}"
         self._counts = [count_key(self._place, rank) for rank in range(member.num_ranks)]
-        self._passed_over = None  # (rank, text) of the last set-up that was; None: waits in full
+        self._passed_over = None  # outcome of the last set-up that was; None: waits in full
         self._grace_end = None
         self._have_met = False
         self._num_exchanges = 0
@@ -128,7 +132,7 @@ class Rendezvous:
         if number > 1 and self._place not in _corners_used:
             # The process before this one may have died in its last, and left a card there.
             text = f"rank {self.member.rank} was started again"
-            outcome = pickle.dumps((self.member.rank, text))
+            outcome = pickle.dumps((self.member.rank, text, False))
             self.store.compare_set(f"{self._place}/{number - 1}/{_OUTCOME}", "", outcome)
         _corners_used.add(self._place)
         while (given_up := self._given_up(number, self.store)) is not None:
@@ -146,9 +150,13 @@ class Rendezvous:
 
     def __exit__(self, kind, error, trace):
         if error is not None and error is not self.refusal:
-            what = class_name(error) + (f": {error}" if isinstance(error, RrfpError) else "")
+            is_refusal = isinstance(error, RefusedElsewhere)
+            what = f"left it with {class_name(error)}"
+            if isinstance(error, RrfpError):
+                what = f"cannot take part: {error}" if is_refusal else f"{what}: {error}"
+            text = f"rank {self.member.rank} {what}"
             with contextlib.suppress(PeerLostError), self.store_reachable():  # else nobody to tell
-                self._give_up(self.member.rank, f"rank {self.member.rank} left it with {what}")
+                self._give_up(self.member.rank, text, is_refusal)
         self.store.close()
 
     def see_off(self, error):
@@ -338,9 +346,9 @@ class Rendezvous:
             "longer, raise stall_timeout_s (of a Pipeline, set_up_timeout_s)."
         )
 
-    def _give_up(self, rank, text):
+    def _give_up(self, rank, text, is_refusal=False):
         """False when others have come to an outcome before; after a meeting: never."""
-        outcome = pickle.dumps((rank, text))
+        outcome = pickle.dumps((rank, text, is_refusal))
         if self._have_met:
             self._set(_OUTCOME, outcome)
             return True
@@ -354,13 +362,14 @@ class Rendezvous:
         self.store.set(f"{self.corner}/{name}", value)
 
     def _given_up(self, number, store):
-        """(rank, text) of who gave a set-up up; None when nobody has."""
+        """The outcome of a set-up that was given up; None when nobody has."""
         key = f"{self._place}/{number}/{_OUTCOME}"
         return pickle.loads(store.get(key)) if store.check([key]) else None
 
     def _check_given_up(self):
         given_up = self._given_up(self.corner.rpartition("/")[2], self.store)
         if given_up is not None:
-            rank, text = given_up
-            self.refusal = RankTimeoutError(f"this set-up has been given up: {text}", rank=rank)
+            rank, text, is_refusal = given_up
+            text = f"this set-up has been given up: {text}"
+            self.refusal = ValueError(text) if is_refusal else RankTimeoutError(text, rank=rank)
             raise self.refusal
