@@ -16,9 +16,10 @@ import secrets
 import torch
 
 from rrfp import _C
-from rrfp.errors import PeerLostError, RankTimeoutError
+from rrfp.errors import ClosedError, PeerLostError, RankTimeoutError
 from rrfp.group_claims import GroupClaims
-from rrfp.rendezvous import Rendezvous, membership
+from rrfp.rank_cards import RanksParted
+from rrfp.rendezvous import RefusedElsewhere, Rendezvous, membership
 from rrfp.stage_meetings import NO_MEETINGS
 from rrfp.value_text import nearest
 
@@ -152,15 +153,16 @@ class GroupSetUp:
 
     def __exit__(self, kind, error, trace):
         if error is not None and not self._is_over:
-            with contextlib.suppress(PeerLostError):  # nobody to tell
+            with contextlib.suppress(PeerLostError, ClosedError):  # nobody to tell
                 self._end(has_failed=True)
             self.meeting.__exit__(kind, error, trace)
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
-        if self.meeting.is_late:
-            # They have given up the attempt that this is about; in the next one they would take
-            # the reason for one against it.
+        if self.meeting.is_late or isinstance(error, RanksParted):
+            # They have given up the attempt that this is about, or are in a step and not in it; in
+            # the next one they would take the reason for one against it.
+            error = RefusedElsewhere(str(error))
             self.__exit__(type(error), error, None)
             return
         with self.meeting:

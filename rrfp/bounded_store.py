@@ -7,9 +7,7 @@ import threading
 import time
 import weakref
 
-# At exit, for calls under way; one that a frozen store keeps does not come back anyway. Counted in
-# looks, two seconds of them: on a machine so busy that each comes late, the calls do too.
-_EXIT_LOOKS, _EXIT_LOOK_S = 40, 0.05
+_EXIT_WAIT_S = 2.0  # for calls under way; one that a frozen store keeps does not come back anyway
 
 # Of a call that begins when the time is over; a store that answers does so in milliseconds.
 _LEAST_S = 1.0
@@ -17,6 +15,10 @@ _LEAST_S = 1.0
 
 class StoreSilentError(Exception):
     """The store did not answer in time."""
+
+
+class ProgramEndsError(StoreSilentError):
+    """It is not asked any more."""
 
 
 _changed = threading.Condition()
@@ -29,12 +31,12 @@ def store_call():
     """Around each call of a store in a thread of rrfp's own.
 
     Raises:
-        StoreSilentError: The program is ending.
+        ProgramEndsError: The program is ending.
     """
     global _num_calls
     with _changed:
         if _are_over:
-            raise StoreSilentError
+            raise ProgramEndsError
         _num_calls += 1
     try:
         yield
@@ -53,9 +55,7 @@ def end_store_calls():
     global _are_over
     with _changed:
         _are_over = True
-        for _ in range(_EXIT_LOOKS):
-            if _changed.wait_for(lambda: _num_calls == 0, timeout=_EXIT_LOOK_S):
-                return
+        _changed.wait_for(lambda: _num_calls == 0, timeout=_EXIT_WAIT_S)
 
 
 def _forget_calls():
@@ -77,11 +77,11 @@ class BoundedStore:
         self._end_s = end_s
         self._is_silent = False
         self._calls = queue.SimpleQueue()
+        self.close = weakref.finalize(self, self._calls.put, None)  # first: Ctrl-C may come below
+        self.close.atexit = False
         threading.Thread(
             target=_serve, args=(store, self._calls), name="rrfp store", daemon=True
         ).start()
-        self.close = weakref.finalize(self, self._calls.put, None)
-        self.close.atexit = False
 
     def add(self, key, amount):
         return self._ask("add", key, amount)

@@ -27,7 +27,8 @@ class Pipeline:
             of each stage.
         num_ranks: Ranks in one process. Default: one per stage.
         group, agreement_group, transport: As for ``run_pipeline``.
-        set_up_timeout_s: How long to wait for the other ranks.
+        set_up_timeout_s: How long to wait for the other ranks; where agreement groups are formed,
+            up to 10 s more, so that whoever knows which rank is missing can say so.
 
     Raises:
         ValueError: Stages that are missing, twice, or that this version does not run.

@@ -17,8 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from rrfp import _C
-from rrfp.bounded_store import BoundedStore, StoreSilentError, store_call
-from rrfp.errors import PeerLostError, RankTimeoutError, RrfpError
+from rrfp.bounded_store import (
+    BoundedStore,
+    ProgramEndsError,
+    StoreSilentError,
+    store_call,
+)
+from rrfp.errors import ClosedError, PeerLostError, RankTimeoutError, RrfpError
 from rrfp.value_text import class_name
 
 logger = logging.getLogger("rrfp")
@@ -155,7 +160,8 @@ class Rendezvous:
             if isinstance(error, RrfpError):
                 what = f"cannot take part: {error}" if is_refusal else f"{what}: {error}"
             text = f"rank {self.member.rank} {what}"
-            with contextlib.suppress(PeerLostError), self.store_reachable():  # else nobody to tell
+            unheard = (PeerLostError, ClosedError)  # there is nobody to tell
+            with contextlib.suppress(*unheard), self.store_reachable():
                 self._give_up(self.member.rank, text, is_refusal)
         self.store.close()
 
@@ -165,8 +171,8 @@ class Rendezvous:
 
         They read why in a store that this process may hold, and it may end with the error.
         """
-        if isinstance(error, PeerLostError):
-            return  # the store itself is lost
+        if isinstance(error, (PeerLostError, ClosedError)):
+            return  # the store itself is lost, or the program ends
         end_s = time.monotonic() + _SEE_OFF_S
         store = BoundedStore(self._unbounded, end_s)
         try:
@@ -228,14 +234,15 @@ class Rendezvous:
         Raises:
             RankTimeoutError: A rank said nothing in time.
         """
-        self._end += grace_s
         self.publish(name, value)
+        self._end += grace_s
         with self.store_reachable():
             values = [self._get(name, rank, watch) for rank in range(self.member.num_ranks)]
             if not self._have_met:
                 self._settle(_MET)
                 self._check_given_up()
                 self._have_met, self._passed_over = True, None
+        self._end -= grace_s
         return values
 
     def watch_for_leavers(self):
@@ -288,6 +295,10 @@ class Rendezvous:
                 f'was set up: torch reported "{error}". The process that holds the store, usually '
                 "global rank 0, is gone; start the job again."
             ) from error
+        except ProgramEndsError:
+            raise ClosedError(
+                f"this program ended while rank {self.member.rank} set up a pipeline."
+            ) from None
         except StoreSilentError:
             raise PeerLostError(
                 f"rank {self.member.rank} got no answer from the store of torch.distributed while "

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 
-from rrfp.errors import PeerLostError
+from rrfp.errors import ClosedError, PeerLostError
 from rrfp.rank_cards import check_cards
 from rrfp.rendezvous import TELL_AFTER_S, Rendezvous
 
@@ -39,7 +39,7 @@ class _Look(threading.Thread):
     def run(self):
         try:
             self.ahead = self._rendezvous.ranks_ahead()
-        except PeerLostError:  # the peers themselves are watched in the core
+        except (PeerLostError, ClosedError):  # the peers themselves are watched in the core
             pass
 
 

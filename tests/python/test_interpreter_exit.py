@@ -12,7 +12,8 @@ import sys
 import pytest
 
 # Each thread is outside the GIL most of the time, and back for a moment again and again. None makes
-# a tensor in its loop: torch's own guards of the GIL abort as pybind11's do.
+# a tensor in its loop, or frees its stage when it ends: torch's own guards of the GIL, of which one
+# is around the freeing of a tensor, abort as pybind11's do.
 WAYS = {
     "simulating": "rrfp.simulate(lambda *task: 1.0, num_stages=8, num_microbatches=64)",
     "waiting for a task": "tasks.claim(1)",
@@ -31,8 +32,9 @@ def work(stage):
     while True:
         {work}
 
-for _ in range(3):
-    threading.Thread(target=work, args=(torch.nn.Linear(4, 4),), daemon=True).start()
+stages = [torch.nn.Linear(4, 4) for _ in range(3)]
+for stage in stages:
+    threading.Thread(target=work, args=(stage,), daemon=True).start()
 time.sleep(0.3)
 sys.exit(7)
 """

@@ -52,3 +52,32 @@ def test_a_refusal_reaches_the_other_pipeline_at_once(wrong):
     assert {name for name, _, _ in answers} == {"ValueError"}, answers
     assert all("agreement_group is 'nonne'" in text for _, text, _ in answers), answers
     assert max(took_s for _, _, took_s in answers) < 30.0, answers
+
+
+def part_and_retry(rank, num_ranks, parting):
+    """What ranks of linked pipelines say to a step before which one sets up another module, and
+    then, behind a barrier, to one that all make alike."""
+    pipelines = [torch.distributed.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    members = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    batch = [torch.ones(2, 4)] * 2
+    stage, said = nn.Linear(4, 4), []
+    for step in range(3):
+        torch.distributed.barrier()
+        module = nn.Linear(4, 4) if (step, rank) == (1, parting) else stage
+        try:
+            rrfp.run_pipeline({rank % 2: module}, batch if rank % 2 == 0 else None,
+                              batch if rank % 2 else None, nn.functional.mse_loss,
+                              group=pipelines[rank // 2], agreement_group=members[rank % 2],
+                              stall_timeout_s=12.0)
+            said.append("ran")
+        except (rrfp.RrfpError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("parting", [0, 1])
+def test_a_parting_leaves_nothing_for_the_next_set_up(parting):
+    """Its members were in a step, and have heard of it there."""
+    for before, parted, after in worker_group(4).values(part_and_retry, parting):
+        assert (before, after) == ("ran", "ran"), (before, parted, after)
+        assert parted.startswith(("RanksParted: ", "ClosedError: ")), parted
