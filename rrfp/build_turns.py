@@ -51,7 +51,7 @@ def build_turn(place, timeout_s):
         RankTimeoutError: Another was, all that time.
         RrfpError: This very thread is, below a signal handler or a finalizer.
     """
-    turn, end_s = _Turn(), time.monotonic() + timeout_s
+    turn, end_s, left_s = _Turn(), time.monotonic() + timeout_s, timeout_s
     try:
         while (other := _claim(place, turn)) is not None:
             if other.thread == turn.thread:
@@ -59,13 +59,14 @@ def build_turn(place, timeout_s):
                     "run_pipeline was called while the same thread sets a pipeline of these ranks "
                     "up, by a signal handler or a finalizer; call it when that set-up is over."
                 )
-            if time.monotonic() >= end_s:
+            left_s = round(end_s - time.monotonic(), 1)  # as an error is to show it
+            if left_s <= 0:
                 raise RankTimeoutError(
                     f"another thread of this process was setting up a pipeline of the same ranks "
                     f"for all of {timeout_s:g} s; this call did not come to its own."
                 )
             del other  # the loop keeps no turn alive
             time.sleep(_POLL_S)
-        yield max(_POLL_S, end_s - time.monotonic())
+        yield left_s
     finally:
         turn.is_over = True
