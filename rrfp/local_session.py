@@ -130,7 +130,10 @@ class LocalSession(Session):
             )
 
     def _run_side_by_side(self, rank_steps):
-        """Run every rank; interruptible. The exceptions of those that ended early."""
+        """Run every rank; interruptible. The exceptions of those that ended early.
+
+        Whoever is interrupted here has a session to close.
+        """
         errors = []
         finished = queue.SimpleQueue()
         try:
@@ -145,12 +148,9 @@ class LocalSession(Session):
                         self._abort(_C.StatusCode.CLOSED, f"a worker ended with {said}")
         except BaseException:
             # Ctrl-C: the tasks that run now are waited for; another Ctrl-C leaves them alone.
-            try:
-                self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
-                while not all(worker.is_idle for worker in self._workers):
-                    time.sleep(_INTERRUPTED_LOOK_S)
-            finally:
-                self.close("its last step was interrupted")
+            self._abort(_C.StatusCode.INTERRUPTED, "the step was interrupted")
+            while not all(worker.is_idle for worker in self._workers):
+                time.sleep(_INTERRUPTED_LOOK_S)
             raise
         return errors
 
