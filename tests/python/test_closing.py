@@ -88,16 +88,26 @@ faulthandler.dump_traceback_later(100, exit=True)
 rng = random.Random(int(sys.argv[1]))
 stages = [nn.Linear(4, 4) for _ in range(4)]
 batch = [torch.ones(2, 4) for _ in range(4)]
+
+
+def interrupt(begun, delay_s):
+    begun.wait()
+    time.sleep(delay_s)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 num_interrupts = 0
 for _ in range(25):
-    timer = threading.Timer(0.003 + 0.02 * rng.random(), os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    begun = threading.Event()
+    thread = threading.Thread(target=interrupt, args=(begun, 0.003 + 0.02 * rng.random()))
+    thread.start()
     try:
+        begun.set()  # here: a crowded core may take longer than the delay to leave start()
         while True:
             rrfp.run_pipeline(stages, batch, batch, nn.functional.mse_loss, stall_timeout_s=20)
     except KeyboardInterrupt:
         num_interrupts += 1
-    timer.join()
+    thread.join()
 for stage in stages:
     stage.zero_grad()
 rrfp.run_pipeline(stages, batch, batch, nn.functional.mse_loss)
