@@ -125,15 +125,15 @@ ABOUT = {
         "products 1.06, while `zbv` loses, for it launches most: torch's 1F1B is 1.08 times as "
         "fast, and 1.13 times with add in products. Against torch's zero-bubble schedules rrfp's "
         "best is 1.42 and 1.44 ahead in A, 2.2 in C, 2.3 in D. Compiled (B), both sides' 1F1B are "
-        "equal, two stages per rank gain 1 %, and readiness and split backwards cost up to 5 %. "
+        "equal, two stages per rank gain 1 %, and readiness and split backwards cost up to 4 %. "
         "Both GPUs are at their power limit in A and B."),
     "gpu_lengths.json": (
         "Lengths that vary, on two GPUs",
         "One sequence a microbatch, whose length varies by 0.4 of the mean; speed-up over the "
         "fixed order. Both GPUs are at their power limit all the time: the fuller a schedule keeps "
-        "them, the lower their clock and the slower every task, which takes back a third to a half "
-        "of what is gained. `simulated, in run` is the simulated world with tasks as slow as the "
-        "kernels of that very run were; the runtime is 0 to 5 % behind it."),
+        "them, the lower their clock and the slower every task, which takes back a quarter to a "
+        "half of what is gained. `simulated, in run` is the simulated world with tasks as slow as "
+        "the kernels of that very run were; the runtime is 0 to 5 % behind it."),
     "gpu_gemm_slowdown.json": (
         "Matrix products beside messages",
         "What a steady stream of 16 MiB messages from one GPU to the other costs bf16 products on "
@@ -149,8 +149,8 @@ ABOUT = {
         "Eight ranks as threads of one process on one GPU, 32 microbatches, tasks that are waiting "
         "kernels: F 5 ms, B 10, lengthened at random from J1 to J3 as the paper has it. Speed-up "
         "over `1f1b slack=0` of the same round, beside the simulated one; all at limit P, `auto` "
-        "just in time and with both other settings of `lookahead`, which are slower at every "
-        "level. At this memory the gain is the split's: `auto split` is 4 to 5 % behind fixed "
+        "just in time and with both other settings of `lookahead`, which are 1 to 4 % slower, at "
+        "J1 as fast. At this memory the gain is the split's: `auto split` is 4 to 5 % behind fixed "
         "`zb-h1` at J0 and J1, and 1 and 3 % ahead at J2 and J3. The ranks share one interpreter, "
         "to which a part of what is simulated is lost; the last column says how late a thread gets "
         "it. Processes do not pay that."),
@@ -174,7 +174,7 @@ ABOUT = {
         "The suite many times",
         "Each file of tests on one core alone, or crowded, with another seed in every run; whole "
         "runs of the suite beside other work. What failed was explained and mended, not run again."
-        " A run of the suite is about 70 files."),
+        " A run of the suite is 70 files at first, 86 in the end."),
     "soak.json": (
         "A long run",
         "Four processes: descriptors, threads and memory do not grow."),

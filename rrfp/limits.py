@@ -10,7 +10,7 @@ from rrfp.activations import MOST_BYTES
 _BY_NAME = re.compile(r"1f1b(?:\+(\d+))?$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?)?B$")
 _POWER_OF = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-_CHOICES = "pass an int, a size such as '24GiB', a list of these per rank, or '1f1b+2'"
+_CHOICES = "pass an int, a size such as '24GiB', a list of these per rank, '1f1b' or '1f1b+2'"
 
 
 @dataclass(frozen=True)

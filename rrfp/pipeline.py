@@ -220,18 +220,17 @@ def run_pipeline(
             limit, as the default is, twice the number of ranks where ranks have several stages,
             and from the ninth step on a fixed order, or slack 2, where that would be faster.
         max_in_flight: Forwards whose backward has not begun on a rank, one for each stage and
-            microbatch: an int, a list per rank, or
-            ``"1f1b+2"`` (ranks behind it, itself, and two more). Or bytes of activations, such as
-            ``"24GiB"``, also in the list. Default: the number of ranks; with several stages per
-            rank, the peak of their own order.
+            microbatch: an int, a list per rank, ``"1f1b"`` (ranks behind it, and itself) or
+            ``"1f1b+2"`` (two more). Or bytes of activations, such as ``"24GiB"``, also in the list.
+            Default: the number of ranks; with several stages per rank, the peak of their own order.
         activation_bytes: For limits in bytes, what a forward holds until its backward, at most:
             one size for all stages, or ``{stage: size, or one per microbatch}``; of each stage on
             one rank at least. Sizes are ints or texts such as ``"2GiB"``. Of other stages it is
             measured; the first step counts microbatches there.
         split_backward: Run each backward as two tasks: I, the gradients that the stage before
             waits for, and W, those of the parameters. None: where the hint (``"bfw"``,
-            ``"zb-h1"``) or ``deterministic`` needs it. Stages whose backward cannot be split are
-            named in the report.
+            ``"zb-h1"``, ``"zbv"``) or ``deterministic`` needs it. Stages whose backward cannot be
+            split are named in the report.
         add_in_products: W adds a matrix product to a parameter's ``.grad`` while it computes it
             (GEMM with beta = 1; Megatron-core's gradient accumulation fusion), which saves two
             passes over the gradients and rounds once less. For parameters of plain layers in the

@@ -15,13 +15,13 @@ from rrfp.agreement_group import settle
 from rrfp.arguments import is_timeout
 from rrfp.device import Launcher, join_devices
 from rrfp.end_watch import EndWatch
-from rrfp.errors import RankTimeoutError, error_from_status
+from rrfp.errors import RankTimeoutError, RrfpError, error_from_status
 from rrfp.idle_spin import count_ranks_here, idle_spin
 from rrfp.modes import CallerModes
 from rrfp.moved_stages import StagesMoved
 from rrfp.rank_cards import RanksParted
 from rrfp.report import losses_of_plain, of_loss_stages, plain_losses, step_result
-from rrfp.session import Session, open_sessions
+from rrfp.session import STEP_RUNS, Session, open_sessions
 from rrfp.set_up_watch import SetUpWatch
 from rrfp.settings import SETTINGS
 from rrfp.step_guard import rows
@@ -94,12 +94,22 @@ class ProcessSession(Session):
         name, text = class_name(error), error_text(error)
         is_plain = isinstance(error, (ValueError, TypeError))
         view = {"error": (name, text if is_plain else f"{name}: {text}")}
-        self._user = threading.get_ident()
+        if not self._in_step.acquire(blocking=False):
+            if self.closed_because is not None:
+                return
+            raise RrfpError(STEP_RUNS) from error
         try:
-            with _Ending(self):
-                self._agree(None, view, timeout_s, cause=error)
+            self._user = threading.get_ident()
+            if self.closed_because is None:  # as the error may have done that was just asked
+                with _Ending(self):
+                    self._agree(None, view, timeout_s, cause=error)
         finally:
-            self._user = None
+            self._leave()
+
+    def _leave(self):
+        super()._leave()
+        if self._is_half_closed:  # during the step, when this thread used what the core has
+            self.close()
 
     def _run(self, modules, request):
         with _Ending(self) as failure:
@@ -146,7 +156,7 @@ class ProcessSession(Session):
             runtime.send_control(0, pickle.dumps(view))
             body = self._hear(0, timeout_s + _ANSWER_GRACE_S)
             if body is None:
-                self._give_up_on([0], timeout_s)
+                self._give_up_on([0], timeout_s, self._runtime.describe())
             answer = pickle.loads(body)
         if self.is_grouped:
             answer = settle(runtime, answer, request, self.counter, timeout_s)
@@ -159,16 +169,17 @@ class ProcessSession(Session):
     def _decide(self, request, view, timeout_s):
         """On rank 0: a Decision, or (name of error, text)."""
         end = time.monotonic() + timeout_s
-        views, absent = [view], []
+        views, absent, seen = [view], [], ""
         for peer in range(1, self._runtime.num_ranks):
             # Once the time is over: who else has said nothing so far.
             body = self._hear(peer, max(_LOOK_S, end - time.monotonic()))
             if body is None:
                 absent.append(peer)
+                seen = seen or self._runtime.describe()  # while this rank still waits
             else:
                 views.append(pickle.loads(body))
         if absent:
-            self._give_up_on(absent, timeout_s)
+            self._give_up_on(absent, timeout_s, seen)
         for rank, other in enumerate(views):
             if "error" in other:
                 name, text = other["error"]
@@ -192,12 +203,12 @@ class ProcessSession(Session):
             close_pipelines_of(self.ranks)
             raise
 
-    def _give_up_on(self, peers, timeout_s):
-        """Ends the run everywhere because ranks did not enter the step."""
+    def _give_up_on(self, peers, timeout_s, seen):
+        """Ends the run everywhere because ranks did not enter the step. ``seen``: by this rank."""
         text = (
             f"{', '.join(f'rank {peer}' for peer in peers)} did not enter step {self._step} within "
             f"{timeout_s:g} s of rank {self._runtime.rank}. Every rank must call the pipeline for "
-            f"every step. {self._runtime.describe()}"
+            f"every step; where one needs longer between two, raise stall_timeout_s. {seen}"
         )
         self._runtime.abort(_C.StatusCode.TIMED_OUT, peers[0], text)
         raise RankTimeoutError(text, rank=peers[0], report=self._describe())
@@ -269,11 +280,17 @@ class ProcessSession(Session):
             self._runtime.abort(
                 _C.StatusCode.CLOSED, self._runtime.rank, f"{self.closed_because} in a step"
             )
-        timeout_ms = int(1000 * SETTINGS.close_timeout_s)
-        if self._user in (None, threading.get_ident()):
-            self._runtime.end(timeout_ms)  # with its connections and shared memory
-        else:
-            self._runtime.close(timeout_ms)  # the thread that waits in it is only woken
+        # A thread that steps uses the core until it leaves, and may be this one: a stage's, or one
+        # that a signal struck. Until the end is known, whoever leaves has it to do.
+        self._is_half_closed = True
+        if self._user == threading.get_ident():
+            return
+        if self._in_step.acquire(timeout=SETTINGS.close_timeout_s):
+            try:  # with its connections and shared memory
+                self._runtime.end(int(1000 * SETTINGS.close_timeout_s))
+                self._is_half_closed = False
+            finally:
+                self._in_step.release()
 
 
 class _Ending:

@@ -18,7 +18,7 @@ from rrfp.rendezvous import RefusedElsewhere, Rendezvous, master_host, membershi
 from rrfp.settings import SETTINGS
 from rrfp.stage_meetings import NO_MEETINGS, check_meetings, refuse_wrappers
 from rrfp.tied import describe_holders, mark_copies, normalise_tied
-from rrfp.value_text import class_name, error_text
+from rrfp.value_text import class_name, error_text, key_text
 
 _REFUSED_AGREEMENT = "refused agreement"
 
@@ -74,7 +74,7 @@ def _join(stages, shape, num_ranks, transport, rendezvous, agreement, says_none)
     card["agreement"] = "none" if agreement is None else f"of {agreement.member.num_ranks} ranks"
     modules, cause = None, None
     try:
-        card.update((name, repr(value)) for name, value in shape.items())
+        card.update((name, key_text(value)) for name, value in shape.items())
         check_transport(transport, ("auto", "ipc", "nccl", "socket", "tcp"))
         host = _C.choose_host(master_host(), SETTINGS.socket_interfaces)
         listener = _C.SocketListener(host, with_unix=transport != "tcp")

@@ -35,6 +35,7 @@ _open_sessions = weakref.WeakSet()
 _abandoned_sessions = []
 _forked_from_owner = False
 _MAX_PLANS = 16
+STEP_RUNS = "a step of this pipeline is running in another thread; wait for it."
 
 
 def leave_running(session):
@@ -93,17 +94,22 @@ class Session:
             RrfpError: The step ended early; the session is closed.
         """
         if not self._in_step.acquire(blocking=False):
-            raise RrfpError("a step of this pipeline is running in another thread; wait for it.")
-        self._user = threading.get_ident()
+            self._refuse_closed()  # another thread ends it just now
+            raise RrfpError(STEP_RUNS)
         try:
+            self._user = threading.get_ident()
             self._refuse_closed()
             with TiedStep(self.layout.tied, modules, request.forward_only) as self._tied:
                 result = self._run(modules, request)
                 self._cost_watch.look(result.report, request.forward_only)
                 return result
         finally:
-            self._tied = self._user = None
-            self._in_step.release()
+            self._leave()
+
+    def _leave(self):
+        """The end of a step, or of what was said instead of one."""
+        self._tied = self._user = None
+        self._in_step.release()
 
     def refuse(self, error, timeout_s):
         """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
@@ -132,6 +138,9 @@ class Session:
                 self._is_half_closed = True
                 _open_sessions.add(self)
                 raise
+            if self._is_half_closed:  # a step goes on, whose thread does the rest, or the exit
+                _open_sessions.add(self)
+                return
             self._guard.wait(SETTINGS.close_timeout_s)
 
     def _view(self, modules, request):

@@ -1,11 +1,13 @@
 """What a value is, in a few words for an error message."""
 
 import difflib
+import hashlib
 from collections.abc import Mapping
 
 import torch
 
 _MOST_NAMED = 4  # members of a tuple, list or dict
+_LONGEST = 20_000  # characters of a text that travels between ranks: far below what a message holds
 
 
 def nearest(text, names):
@@ -40,11 +42,31 @@ def repr_text(value):
 
 
 def error_text(error):
-    """An exception's own words, or that it has none. Never raises."""
+    """An exception's own words, the middle of very many left out, or that it has none.
+
+    Never raises.
+    """
     try:
-        return str.__str__(str(error))  # a plain one, whatever class of text it gives
+        return _cut(str.__str__(str(error)))  # a plain one, whatever class of text it gives
     except BaseException as broken:  # one is being told already, which matters more
         return f"its description raised {class_name(broken)}"
+
+
+def key_text(value):
+    """Its repr, to be compared with another's; a very long one is cut, with a checksum."""
+    text = repr(value)
+    if len(text) <= _LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return f"{_cut(text)} (SHA-256 {digest})"
+
+
+def _cut(text):
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} ... ({left_out} characters left out) ... {text[-half:]}"
 
 
 def class_name(value):

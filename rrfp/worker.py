@@ -179,14 +179,20 @@ def _leave_child(error):
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
+def _answer_closed(finished):
+    finished.put([ClosedError("this pipeline was closed while a step began. Build a new one.")])
+
+
 class Worker:
     """A persistent thread that runs the steps of one rank, from start() to close()."""
 
+    # No locks: a signal's handler may close a pipeline while its thread is in here.
+
     def __init__(self, name):
         self._jobs = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._is_closed = False  # what is submitted from then on is answered without being run
-        self._num_running = 0
+        self._num_submitted = 0  # written by those who submit, one at a time
+        self._num_answered = 0  # written by the thread
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self):
@@ -198,13 +204,29 @@ class Worker:
 
         By then nothing of the step is held here: the taker may be the last to know its stages.
         """
-        with self._lock:
-            if not self._is_closed:
-                self._jobs.put((rank_step, finished))
-                self._num_running += 1  # last: a Ctrl-C between the two hides a step, makes none up
-                return
-        error = ClosedError("this pipeline was closed while a step began. Build a new one.")
-        finished.put([error])
+        if self._is_closed:
+            _answer_closed(finished)
+            return
+        self._jobs.put((rank_step, finished))
+        self._num_submitted += 1  # last: a Ctrl-C between the two hides a step, makes none up
+        if self._is_closed:  # meanwhile: the thread may have ended before it came to this job
+            self._answer_left()
+
+    def _answer_left(self):
+        """Answer the jobs that the thread has not taken, each of which one of the two takes."""
+        ends = False
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                ends = True
+            else:
+                self._num_submitted -= 1
+                _answer_closed(job[1])
+        if ends:
+            self._jobs.put(None)
 
     def let_go(self):
         """End the thread once it is idle. Takes no lock: the garbage collector may call it."""
@@ -213,13 +235,12 @@ class Worker:
     @property
     def is_idle(self):
         """Whether all that was submitted has been answered."""
-        return self._num_running <= 0
+        return self._num_submitted <= self._num_answered
 
     def close(self, timeout_s):
         """End the thread once its step is over; whether it ended in time."""
-        with self._lock:
-            self._is_closed = True
-            self._jobs.put(None)
+        self._is_closed = True
+        self._jobs.put(None)
         if self.thread is not threading.current_thread() and self.thread.ident is not None:
             self.thread.join(timeout_s)
         return not self.thread.is_alive()
@@ -242,6 +263,5 @@ class Worker:
             answer = [error]
             del rank_step, error
             finished.put(answer)
-            with self._lock:
-                self._num_running -= 1
+            self._num_answered += 1
             del finished, answer

@@ -347,11 +347,16 @@ std::string RuntimeHandle::describe() const {
 }
 
 py::list RuntimeHandle::views() const {
-  std::lock_guard lock(end_mutex_);
-  py::list views;
-  if (runtime_ == nullptr) return views;
+  std::vector<RankView> seen;
+  {
+    // No Python object is made under it: that may collect garbage, whose finalizers let another
+    // thread run, which would wait for the mutex with the GIL.
+    std::lock_guard lock(end_mutex_);
+    if (runtime_ != nullptr) seen = runtime_->views();
+  }
   const std::int64_t now_ns = steady_now_ns();
-  for (const RankView& view : runtime_->views()) views.append(view_dict(view, now_ns));
+  py::list views;
+  for (const RankView& view : seen) views.append(view_dict(view, now_ns));
   return views;
 }
 

@@ -2,7 +2,8 @@
 // waiting without the GIL in slices that look for signals, and references to Python objects
 // (owners of sent tensors, attachments) that are dropped on the worker, under the GIL.
 //
-// Threads  abort() and status(): any. Everything else: the rank's worker, under the GIL.
+// Threads  abort(), status(), describe() and views(): any. Everything else, end() too: the rank's
+//          worker, or another while the worker is in no step; under the GIL.
 // Waits    claim(), wait_launched(), recv_control() and wait_sends() release the GIL while they
 //          wait, for kSliceMs at most; then signals are looked for (they reach the main thread
 //          only).
@@ -119,7 +120,7 @@ class RuntimeHandle {
   const std::int32_t num_ranks_;
   const std::string transport_name_;
   const bool shares_address_space_;
-  mutable std::mutex end_mutex_;           // runtime_ against abort(), status() and describe()
+  mutable std::mutex end_mutex_;           // runtime_ against those of any thread
   Status last_status_;                     // after end()
   std::deque<WordPoint> launched_;         // ends of tasks that the device may not have reached
   Lookahead lookahead_ = Lookahead::kJit;

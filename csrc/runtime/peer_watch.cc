@@ -142,7 +142,7 @@ std::string PeerWatch::peer_text(std::int32_t peer, std::int64_t now_ns) const {
 }
 
 std::string PeerWatch::all_text(const RankState& self, std::int64_t now_ns) const {
-  std::string text = "Rank " + std::to_string(rank_) + " (this one) " + to_text(self) + ".";
+  std::string text = "Rank " + std::to_string(rank_) + " (which says this) " + to_text(self) + ".";
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     if (static_cast<std::int32_t>(peer) == rank_) continue;
     text += "\nRank " + std::to_string(peer) + " " +

@@ -50,7 +50,13 @@ RankRuntime::RankRuntime(std::unique_ptr<Transport> transport, RuntimeOptions op
       clocks_(transport_->num_ranks(), transport_->shares_address_space()) {
   board_.set(Activity::kOutside, now());
   transport_->set_sink(this);
-  if (transport_->wait_fd() >= 0) join_progress_thread();
+  if (transport_->wait_fd() < 0) return;
+  try {
+    join_progress_thread();
+  } catch (...) {
+    transport_.reset();  // its last callbacks still need the rest
+    throw;
+  }
 }
 
 void RankRuntime::join_progress_thread() {
@@ -58,12 +64,13 @@ void RankRuntime::join_progress_thread() {
              "this process was forked from one that uses this pipeline; it works in the parent "
              "only. Build a pipeline of its own in a process that was started with spawn");
   if (has_joined_ || is_closed_ || options_.is_driven) return;
+  progress_.share(this);
+  if (progress_.is_shared()) {  // first: descriptors may have run out
+    wake_.open();
+    sends_.open();
+  }
   ProgressThread::instance().add(this);
   has_joined_ = true;
-  progress_.share(this);
-  if (!progress_.is_shared()) return;
-  wake_.open();
-  sends_.open();
 }
 
 void RankRuntime::begin_step(std::shared_ptr<const StepPlan> plan, std::uint32_t step,

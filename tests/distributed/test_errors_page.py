@@ -37,7 +37,7 @@ def block(name):
 
 def timeless(text):
     """The sentences of a text without what differs from run to run, in alphabetical order."""
-    text = re.sub(r" \(this one\)|, as last heard [\d.]+ s ago|line \d+, ", "", text)
+    text = re.sub(r" \(which says this\)|, as last heard [\d.]+ s ago|line \d+, ", "", text)
     text = re.sub(r'gave "[^"]*" .*?, so', "gave ..., so", text, flags=re.DOTALL)
     text = re.sub(r'File "[^"]*", ', "", text)
     text = re.sub(r"\d+(\.\d+)?", "N", text)

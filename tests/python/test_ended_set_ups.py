@@ -89,6 +89,29 @@ def test_every_absent_rank_is_named():
     assert "rank 1, rank 2 did not enter step 0 within 0.5 s" in step[0] and step[1] == 1, step
 
 
+def step_late(rank, num_ranks):
+    """What the others are told of rank 1, which comes late to the first step."""
+    pipeline = rrfp.Pipeline({rank: nn.Linear(WIDTH, WIDTH)}, set_up_timeout_s=60.0)
+    told = ""
+    if rank != 1:
+        with pytest.raises(rrfp.RankTimeoutError) as late:
+            pipeline.step(batch() if rank == 0 else None, batch() if rank == 2 else None,
+                          nn.functional.mse_loss, stall_timeout_s=1.0)
+        told = str(late.value)
+    torch.distributed.barrier()
+    pipeline.close()
+    return told
+
+
+def test_a_rank_that_waits_for_a_step_is_not_told_to_be_outside():
+    """Also when another rank's word came after the time was over."""
+    told = worker_group(3).values(step_late)
+    for text in (told[0], told[2]):
+        assert "rank 1 did not enter step 0 within 1 s of rank 0" in text, told
+        assert "raise stall_timeout_s. Rank 0 (which says this) is entering the first step" in text
+        assert "Rank 2 is entering the first step" in text, told
+
+
 def run_interrupted(rank, num_ranks):
     """Rank 0 is called again by a signal while it sets up; what that call said."""
     stage, said, plain_get = nn.Linear(WIDTH, WIDTH), [], Rendezvous._get

@@ -173,8 +173,8 @@ def broken_rank(rank, num_ranks, kind):
 
 @pytest.mark.parametrize(("kind", "words"), [
     ("raises", "rank 2 ended with RuntimeError"),
-    ("stays away", "Rank 0 .this one. has run its tasks of step 1 and waits for what rank 2 adds "
-                   "to the gradients of tied parameters"),
+    ("stays away", "Rank 0 .which says this. has run its tasks of step 1 and waits for what rank 2 "
+                   "adds to the gradients of tied parameters"),
 ])
 def test_an_exchange_that_cannot_end_is_told_on_every_rank(kind, words):
     answers = worker_group(3).run(broken_rank, kind)

@@ -106,8 +106,8 @@ TEST_CASE(all_waiting_is_a_stall_that_says_who_waits_for_whom) {
     status = world.tick(waiting_for("0B0", 1, waited_ms));
   }
   CHECK(status->code == StatusCode::kStalled && waited_ms >= kStallMs && waited_ms < 2 * kStallMs);
-  CHECK(contains(status, "Rank 0 (this one) waits for 0B0, which lacks the message of stage 1 "
-                         "(rank 1)"));
+  CHECK(contains(status, "Rank 0 (which says this) waits for 0B0, which lacks the message of stage "
+                         "1 (rank 1)"));
   CHECK(contains(status, "Rank 1 waits for 1B0, which lacks the message of stage 2 (rank 2)"));
   CHECK(contains(status, "Rank 2 waits for 2F0, which lacks the message of stage 1 (rank 1)"));
   CHECK(contains(status, "Look at rank 1 first"));
@@ -143,8 +143,8 @@ TEST_CASE(a_wait_for_tied_gradients_is_one_too) {
     status = world.tick(self);
   }
   CHECK(status->code == StatusCode::kStalled && waited_ms >= kStallMs && waited_ms < 2 * kStallMs);
-  CHECK(contains(status, "Rank 0 (this one) has run its tasks of step 4 and waits for what rank 2 "
-                         "adds to the gradients of tied parameters"));
+  CHECK(contains(status, "Rank 0 (which says this) has run its tasks of step 4 and waits for what "
+                         "rank 2 adds to the gradients of tied parameters"));
   CHECK(contains(status, "Look at rank 2 first"));
   world.say(2, running("2B0", 0));
   RankState self = state(Activity::kTying, 5000);
