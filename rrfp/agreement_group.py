@@ -138,11 +138,19 @@ class GroupSetUp:
 
     As a context: a member that leaves with an exception before it formed the group tells the
     others that it will not come.
+
+    Attributes:
+        met: {pipeline of a member: the number of its set-up} of the group as it was formed last.
     """
 
     def __init__(self, group, pipeline, timeout_s):
-        self._pipeline = pipeline  # this rank's Membership in its pipeline
+        self._pipeline = pipeline  # the set-up of this rank's pipeline
         self.member = membership(group)
+        self.met = {}
+        self.begin(timeout_s)
+
+    def begin(self, timeout_s):
+        """The first attempt, or another after one that formed the group."""
         self.meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self.meeting.store_reachable():
             self._claims = GroupClaims(self.member, self.meeting.corner, self.meeting.store)
@@ -207,8 +215,10 @@ class GroupSetUp:
         has_failed = True
         with self.meeting:
             try:
-                self._check(self._exchange_cards(stages, watch))
+                cards = self._exchange_cards(stages, watch)
+                self._check(cards)
                 segment = self._share_memory()
+                self.met = {card["pipeline"]: card["set-up"] for card in cards}
                 has_failed = False
             except ValueError as error:
                 self.meeting.refusal = error
@@ -224,8 +234,9 @@ class GroupSetUp:
 
         card = {
             "error": None,
-            "pipeline": self._pipeline.ranks,
-            "rank": self._pipeline.rank,
+            "pipeline": self._pipeline.member.ranks,
+            "set-up": self._pipeline.number,
+            "rank": self._pipeline.member.rank,
             "stages": list(stages),
             "boot_id": _boot_id(),
             "version": _C.build_info()["version"],

@@ -21,6 +21,8 @@ from rrfp.tied import describe_holders, mark_copies, normalise_tied
 from rrfp.value_text import class_name, error_text, key_text
 
 _REFUSED_AGREEMENT = "refused agreement"
+# To form agreement groups; each beyond the first needs a linked pipeline that began anew meanwhile.
+_MOST_TURNS = 3
 
 
 def open_process_session(
@@ -42,19 +44,18 @@ def _set_ups(group, timeout_s, agreement_group):
     """The set-up of the pipeline and that of its agreement group or None, begun at once: whoever
     waits in one hears of what becomes of the other."""
     member = membership(group)
-    meetings = []
+    rendezvous, agreement = None, None
     try:
         with contextlib.ExitStack() as begun:
             rendezvous = begun.enter_context(Rendezvous(member, timeout_s))
-            meetings.append(rendezvous)
-            agreement = None
             if agreement_group not in (None, NO_MEETINGS):
-                agreement = begun.enter_context(GroupSetUp(agreement_group, member, timeout_s))
-                meetings.append(agreement.meeting)
+                agreement = begun.enter_context(GroupSetUp(agreement_group, rendezvous, timeout_s))
             yield rendezvous, agreement
     except BaseException as error:
-        for meeting in meetings:
-            meeting.see_off(error)
+        if rendezvous is not None:
+            rendezvous.see_off(error)
+        if agreement is not None:
+            agreement.meeting.see_off(error)
         raise
 
 
@@ -157,28 +158,62 @@ def refuse_set_up(error, group, timeout_s, agreement_group):
 
 
 def _form_agreement(agreement, rendezvous, stages):
-    """The memory of this rank's agreement group; every rank of the pipeline must have got one."""
-    segment, cause, said = None, None, None
+    """The memory of this rank's agreement group; every rank of the pipeline must have got one.
+
+    A group may have been formed with a member whose pipeline has ended that set-up since, while
+    another rank's was formed with a member that is in the next one. Such pipelines would take
+    each other down in turn, for ever: so who is behind forms its group anew.
+    """
+    segment, cause, failure = None, None, None
 
     def watch():
         refusal = rendezvous.word(_REFUSED_AGREEMENT)
         if refusal is not None:
             raise RefusedElsewhere(refusal)
 
-    try:
-        segment = agreement.form(stages, watch)
-    except RefusedElsewhere as error:
-        cause = error
-    except (ValueError, RankTimeoutError) as error:
-        cause, said = error, (isinstance(error, ValueError), str(error))
-        if said[0]:
-            rendezvous.leave_word(_REFUSED_AGREEMENT, f"rank {rendezvous.member.rank}: {error}")
+    is_behind = True
+    for turn in range(_MOST_TURNS):
+        try:
+            if turn and is_behind:
+                segment = None  # of a group of which a member has left
+                agreement.begin(rendezvous.time_left_ms() / 1000)
+            if is_behind:
+                segment = agreement.form(stages, watch)
+        except RefusedElsewhere as error:
+            cause = error
+        except (ValueError, RankTimeoutError) as error:
+            cause, failure = error, (isinstance(error, ValueError), str(error))
+            if failure[0]:
+                rendezvous.leave_word(
+                    _REFUSED_AGREEMENT, f"rank {rendezvous.member.rank}: {error}"
+                )
+        all_met = _all_formed(rendezvous, turn, failure, agreement.met, cause)
+        latest = {}
+        for pipeline, number in (item for met in all_met for item in met.items()):
+            latest[pipeline] = max(number, latest.get(pipeline, number))
+        behind = [any(met[each] < latest[each] for each in met) for met in all_met]
+        if not any(behind):
+            return segment
+        is_behind = behind[rendezvous.member.rank]
+    rendezvous.refusal = RankTimeoutError(
+        f"rank {behind.index(True)}: the pipelines that share its agreement group began other "
+        f"set-ups {_MOST_TURNS} times while this one went on.", rank=behind.index(True)
+    )
+    raise rendezvous.refusal
+
+
+def _all_formed(rendezvous, turn, failure, met, cause):
+    """By rank of the pipeline: which set-ups its agreement group was formed in.
+
+    Raises:
+        ValueError, RankTimeoutError: The same on every rank: one has none.
+    """
     # Longer than the others wait in their agreement groups, for them to say who is missing there.
-    all_said = rendezvous.share("agreement", said, grace_s=2 * SET_UP_GRACE_S)
-    failed = [(rank, *other) for rank, other in enumerate(all_said) if other is not None]
+    said = rendezvous.share(f"agreement {turn}", (failure, met), grace_s=2 * SET_UP_GRACE_S)
+    failed = [(rank, *other) for rank, (other, _) in enumerate(said) if other is not None]
     if failed:  # a refusal comes first: who waited in vain may have done so because of it
         rank, is_refusal, text = next((each for each in failed if each[1]), failed[0])
         kind = ValueError if is_refusal else RankTimeoutError
         rendezvous.refusal = kind(f"rank {rank}: {text}")
         raise rendezvous.refusal from cause
-    return segment
+    return [met for _, met in said]

@@ -32,7 +32,7 @@ TELL_AFTER_S = 30.0  # a wait for another rank is worth a word then
 _POLL_S = 0.005
 _LOOK_EVERY_S = 0.5
 # For so long a rank that passed over set-ups which were given up waits for the others, who may
-# have ended; longer where one of them waits as well.
+# have ended; longer where one of them waits as well. Also what is left after a wait with a grace.
 _GRACE_S = 5.0
 _SEE_OFF_S = 2.0
 # Keys of a corner.
@@ -146,6 +146,11 @@ class Rendezvous:
         return f"{self._place}/{number}"
 
     @property
+    def number(self):
+        """Which set-up of these ranks it is; who begins one with a higher number has left it."""
+        return int(self.corner.rpartition("/")[2])
+
+    @property
     def is_late(self):
         """Whether the others had given up a set-up before this rank began it."""
         return self._passed_over is not None
@@ -179,8 +184,8 @@ class Rendezvous:
             store.set(f"{self.corner}/{_LEFT}/{self.member.rank}", b"1")
             if not isinstance(error, Exception):
                 return  # Ctrl-C
-            number = int(self.corner.rpartition("/")[2])
-            here = [rank for rank, key in enumerate(self._counts) if store.add(key, 0) >= number]
+            begun = [store.add(key, 0) for key in self._counts]
+            here = [rank for rank, number in enumerate(begun) if number >= self.number]
             keys = [f"{self.corner}/{_LEFT}/{rank}" for rank in here]
             while not store.check(keys) and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
@@ -229,7 +234,7 @@ class Rendezvous:
         """As ``publish``; what every rank has said under the name, by rank.
 
         ``watch`` is called while this rank waits for another, and may raise. It waits so much
-        longer than the time-out as ``grace_s`` says.
+        longer than the time-out as ``grace_s`` says, and then leaves some time for what follows.
 
         Raises:
             RankTimeoutError: A rank said nothing in time.
@@ -242,7 +247,10 @@ class Rendezvous:
                 self._settle(_MET)
                 self._check_given_up()
                 self._have_met, self._passed_over = True, None
-        self._end -= grace_s
+        if grace_s:
+            # All are there now, be it at the last moment: what follows is no wait for who may not
+            # come, and to have no time for it would end a set-up that is nearly done.
+            self._end = max(self._end - grace_s, time.monotonic() + _GRACE_S)
         return values
 
     def watch_for_leavers(self):
@@ -378,7 +386,7 @@ class Rendezvous:
         return pickle.loads(store.get(key)) if store.check([key]) else None
 
     def _check_given_up(self):
-        given_up = self._given_up(self.corner.rpartition("/")[2], self.store)
+        given_up = self._given_up(self.number, self.store)
         if given_up is not None:
             rank, text, is_refusal = given_up
             text = f"this set-up has been given up: {text}"
