@@ -28,7 +28,8 @@ class Pipeline:
         num_ranks: Ranks in one process. Default: one per stage.
         group, agreement_group, transport: As for ``run_pipeline``.
         set_up_timeout_s: How long to wait for the other ranks; where agreement groups are formed,
-            up to 10 s more, so that whoever knows which rank is missing can say so.
+            up to 10 s more, so that whoever knows which rank is missing can say so, and 5 s once
+            all are there.
 
     Raises:
         ValueError: Stages that are missing, twice, or that this version does not run.
