@@ -190,6 +190,10 @@ class Session:
         # On GPUs the host does not see how long tasks take.
         if self.devices is not None or self.layout.num_ranks == 1:
             return decision
+        # Members of an agreement group decide alike only by what all were given: what the tasks of
+        # one pipeline took is no such thing.
+        if self.is_grouped:
+            return decision
         self._unguarded_plan = plan
         return self._guard.decide(decision)
 

@@ -92,6 +92,7 @@ def run_bad_set_up(rank, num_ranks, case):
         text = str(error)
     else:
         return None
+    dist.barrier()  # docs/errors.md: before a retry where a group was named wrongly
     # As if nothing had been: neither these groups nor pipelines of other ranks are out of step.
     rrfp.Pipeline({stage: torch.nn.Linear(1, 1)}, group=mesh, agreement_group="auto").close()
     rrfp.Pipeline({rank: torch.nn.Linear(1, 1)}, set_up_timeout_s=60.0).close()
