@@ -171,7 +171,7 @@ class LocalSession(Session):
         raise error_from_status(first.code, first.origin_rank, first.message, report) from cause
 
     def _end(self):
-        if self._in_step.locked():
+        if self._user is not None:
             self._abort(_C.StatusCode.CLOSED, self.closed_because)
         ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
         if not all(ended):

@@ -52,6 +52,7 @@ class ProcessSession(Session):
         self.ranks = rendezvous.member.ranks
         self._set_ups = SetUpWatch(rendezvous)
         self._end_watch = None
+        self._ender = None  # the thread that ends the core now: a signal may have it close again
         token, run = rendezvous.token()
         try:
             control = _C.connect_control(
@@ -94,7 +95,7 @@ class ProcessSession(Session):
         name, text = class_name(error), error_text(error)
         is_plain = isinstance(error, (ValueError, TypeError))
         view = {"error": (name, text if is_plain else f"{name}: {text}")}
-        if not self._in_step.acquire(blocking=False):
+        if not self._enter():
             if self.closed_because is not None:
                 return
             raise RrfpError(STEP_RUNS) from error
@@ -104,6 +105,7 @@ class ProcessSession(Session):
                 with _Ending(self):
                     self._agree(None, view, timeout_s, cause=error)
         finally:
+            self._user = None
             self._leave()
 
     def _leave(self):
@@ -276,21 +278,25 @@ class ProcessSession(Session):
             self._end_watch.close()
         if self._runtime is None:
             return
-        if self._in_step.locked():
+        if self._user is not None:
             self._runtime.abort(
                 _C.StatusCode.CLOSED, self._runtime.rank, f"{self.closed_because} in a step"
             )
         # A thread that steps uses the core until it leaves, and may be this one: a stage's, or one
         # that a signal struck. Until the end is known, whoever leaves has it to do.
         self._is_half_closed = True
-        if self._user == threading.get_ident():
+        thread = threading.get_ident()
+        if thread in (self._user, self._ender):
             return
-        if self._in_step.acquire(timeout=SETTINGS.close_timeout_s):
-            try:  # with its connections and shared memory
-                self._runtime.end(int(1000 * SETTINGS.close_timeout_s))
+        try:
+            if self._in_step.acquire(timeout=SETTINGS.close_timeout_s):
+                self._ender = thread
+                self._runtime.end(int(1000 * SETTINGS.close_timeout_s))  # and its connections
                 self._is_half_closed = False
-            finally:
-                self._in_step.release()
+        finally:
+            if self._ender == thread:
+                self._ender = None
+            super()._leave()
 
 
 class _Ending:

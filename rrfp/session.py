@@ -5,6 +5,7 @@ and must not keep a model alive.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -81,7 +82,8 @@ class Session:
         self._guard = StepGuard(layout)
         self._unguarded_plan = None  # of the current step, on the rank that decides
         self._tied = None  # a TiedStep, of the current step
-        self._in_step = threading.Lock()
+        # Reentrant: a Ctrl-C just after a thread has acquired it must not lock that thread out.
+        self._in_step = threading.RLock()
         self._user = None  # the thread that uses the runtime now
         _open_sessions.add(self)
         install_handler(dump_all)
@@ -93,7 +95,7 @@ class Session:
             ValueError: Wrong arguments; nothing was run and the session is usable.
             RrfpError: The step ended early; the session is closed.
         """
-        if not self._in_step.acquire(blocking=False):
+        if not self._enter():
             self._refuse_closed()  # another thread ends it just now
             raise RrfpError(STEP_RUNS)
         try:
@@ -104,12 +106,18 @@ class Session:
                 self._cost_watch.look(result.report, request.forward_only)
                 return result
         finally:
+            self._tied = self._user = None  # before any call, in which a Ctrl-C may strike
             self._leave()
 
+    def _enter(self):
+        """Whether this thread may use the core: nobody does, this thread's own step included."""
+        return self._user is None and self._in_step.acquire(blocking=False)
+
     def _leave(self):
-        """The end of a step, or of what was said instead of one."""
-        self._tied = self._user = None
-        self._in_step.release()
+        """Let others use the core. Also gives back what a Ctrl-C after acquiring had left."""
+        with contextlib.suppress(RuntimeError):  # no longer acquired
+            while True:
+                self._in_step.release()
 
     def refuse(self, error, timeout_s):
         """This rank's arguments are wrong: tell the other ranks, if there are any elsewhere."""
