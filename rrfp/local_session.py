@@ -3,6 +3,7 @@
 import logging
 import queue
 import secrets
+import threading
 import time
 import weakref
 
@@ -173,6 +174,9 @@ class LocalSession(Session):
     def _end(self):
         if self._user is not None:
             self._abort(_C.StatusCode.CLOSED, self.closed_because)
+            if any(worker.thread is threading.current_thread() for worker in self._workers):
+                self._is_half_closed = True  # a stage closed it: who called its step does the rest
+                return
         ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
         if not all(ended):
             logger.warning("a stage is still running while its pipeline is closed")

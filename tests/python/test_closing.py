@@ -178,6 +178,32 @@ def test_a_pipeline_goes_with_its_stages_though_a_worker_is_slow_to_let_go(caplo
     assert session._abandoned_sessions == before and not caplog.records
 
 
+class Closing(nn.Linear):
+    """Closes its own pipeline in the ``count``-th forward."""
+
+    def __init__(self, count):
+        super().__init__(4, 4)
+        self.count, self.pipeline = count, None
+
+    def forward(self, x):
+        self.count -= 1
+        if self.count == 0:
+            self.pipeline.close()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("count", [1, M])
+def test_a_stage_that_closes_its_pipeline_leaves_no_thread(count, caplog):
+    before = list(session._abandoned_sessions), set(threading.enumerate())
+    stages = [Napping(0.001), Closing(count)]
+    with rrfp.Pipeline(stages) as pipeline:
+        stages[1].pipeline = pipeline
+        with pytest.raises(rrfp.ClosedError):
+            pipeline.step(batch(), batch(), nn.functional.mse_loss)
+        assert (list(session._abandoned_sessions), set(threading.enumerate())) == before
+    assert not caplog.records
+
+
 def test_a_set_up_that_is_interrupted_leaves_no_thread(monkeypatch):
     begin, begun = Worker.__init__, []
 
