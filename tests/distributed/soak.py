@@ -14,19 +14,10 @@ import time
 from pathlib import Path
 
 from free_port import free_port
-from passing_threads import wait_for_passing_threads
+from passing_threads import num_threads, wait_for_passing_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 10
-
-
-def num_threads():
-    """The least of several looks: a thread that was joined is still listed for a moment."""
-    found = []
-    for _ in range(20):
-        found.append(len(os.listdir("/proc/self/task")))
-        time.sleep(0.005)
-    return min(found)
 
 
 def held():

@@ -12,7 +12,7 @@ import parity_model as model
 import pytest
 import torch
 from parity_group import worker_group
-from passing_threads import wait_for_passing_threads
+from passing_threads import num_threads, wait_for_passing_threads
 
 import rrfp
 
@@ -220,7 +220,7 @@ def run_many_steps(rank, num_ranks, mode, steps):
                 (
                     len(os.listdir("/proc/self/fd")),
                     threading.active_count(),
-                    len(os.listdir("/proc/self/task")),
+                    num_threads(),
                     resident_kib(),
                 )
             )
