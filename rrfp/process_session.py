@@ -296,7 +296,7 @@ class ProcessSession(Session):
         finally:
             if self._ender == thread:
                 self._ender = None
-            super()._leave()
+            super()._leave()  # not this class's, which would come back here
 
 
 class _Ending:
