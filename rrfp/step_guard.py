@@ -62,8 +62,9 @@ class StepGuard:
         self._thread = thread
 
     def wait(self, timeout_s=None):
-        """Until the last choice is made; for tests."""
-        if self._thread is not None:
+        """Until the last choice is made, unless the thread that makes it calls: what it collects
+        may close the pipeline."""
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join(timeout_s)
 
     def _learn(self, key, records, plan, costs, rows_of_rank):

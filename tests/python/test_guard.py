@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import threading
 
 import pytest
 import torch
@@ -92,6 +93,28 @@ def test_a_record_that_makes_no_sense_leaves_the_rule(caplog):
         guard.wait(60)
     assert "could not choose" in caplog.text
     assert guard.decide(Decided()).hint == "auto"
+
+
+def test_a_pipeline_may_be_closed_in_the_thread_of_its_guard(monkeypatch, caplog):
+    inputs = list(torch.randn(M, 4, 8))
+    with rrfp.Pipeline([torch.nn.Linear(8, 8) for _ in range(P)]) as pipeline:
+        guard = pipeline._session._guard
+        closed = threading.Event()
+
+        def close(*_):
+            pipeline.close()  # as a finalizer may, of an object that is collected there
+            closed.set()
+
+        for _ in range(NUM_STEPS - 1):
+            pipeline.step(inputs, inputs, torch.nn.functional.mse_loss)
+            guard.wait(60)
+        monkeypatch.setattr(_C, "guard", close)
+        try:
+            pipeline.step(inputs, inputs, torch.nn.functional.mse_loss)
+        except rrfp.ClosedError:
+            pass  # the thread was quicker than the end of the step
+        guard.wait(60)
+    assert closed.is_set() and not caplog.records
 
 
 def test_steps_under_the_guard_give_the_same_losses_and_gradients():
