@@ -181,6 +181,8 @@ class GroupSetUp:
         self._is_over = True
         with self.meeting.store_reachable():
             self._claims.end(has_failed)
+            if not has_failed:  # what becomes of the members, it hears in its pipeline from now on
+                self.meeting.leave(self.meeting.store)
 
     def _refuse(self, error):
         with self.meeting.store_reachable():

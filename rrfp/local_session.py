@@ -180,7 +180,10 @@ class LocalSession(Session):
         ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
         if not all(ended):
             logger.warning("a stage is still running while its pipeline is closed")
-            leave_running(self)  # its thread still uses the runtime
+            if self._user in (None, threading.get_ident()):
+                leave_running(self)  # its thread still uses the runtime
+            else:
+                self._is_half_closed = True  # whose step it is does the rest when the stage ends
             return
         if self._streams is not None:
             end_side_by_side(self._runtimes, int(1000 * SETTINGS.close_timeout_s))

@@ -51,10 +51,11 @@ class ProcessSession(Session):
         self.refusal = None  # the last error that all ranks agreed on
         self.ranks = rendezvous.member.ranks
         self._set_ups = SetUpWatch(rendezvous)
-        self._end_watch = None
+        self._runtime, self._end_watch = None, None
         self._ender = None  # the thread that ends the core now: a signal may have it close again
         token, run = rendezvous.token()
         try:
+            self._end_watch = EndWatch(weakref.WeakMethod(self._unraised_end))
             control = _C.connect_control(
                 listener, rendezvous.member.rank, addresses, token, run,
                 rendezvous.time_left_ms(), rendezvous.watch_for_leavers()
@@ -72,14 +73,11 @@ class ProcessSession(Session):
                     rendezvous, control, run, layout.directed_edges, device, transport, segment
                 )
         except _C.StatusError as error:
-            self._runtime = None
             self.close("its set-up did not finish")
             raise error_from_status(error.code, error.origin_rank, error.message) from None
         except BaseException:
-            self._runtime = None
             self.close("its set-up was interrupted")
             raise
-        self._end_watch = EndWatch(weakref.WeakMethod(self._unraised_end))
         logger.info("rank %d of %d joined through %s, version %s, torch %s", self._runtime.rank,
                     layout.num_ranks, self._runtime.transport_name, _C.build_info()["version"],
                     torch.__version__)

@@ -58,8 +58,12 @@ class StepGuard:
             return
         args = (self._key, self._records, plan, list(costs), rows_of_rank)
         thread = threading.Thread(target=self._learn, args=args, name="rrfp-guard", daemon=True)
-        thread.start()  # first: another thread may close, and wait for it
-        self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # the other ranks have returned from the step
+            logger.warning("the guard of hint auto could not choose; the rule goes on: %s", error)
+            return
+        self._thread = thread  # now: another thread may close, and wait for it
 
     def wait(self, timeout_s=None):
         """Until the last choice is made, unless the thread that makes it calls: what it collects

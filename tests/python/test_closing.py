@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 import rrfp
-from rrfp import session
+from rrfp import local_session, session
 from rrfp.local_session import LocalSession
+from rrfp.settings import Settings
 from rrfp.turn_trial import TurnTrial
 from rrfp.worker import RankStep, Worker
 
@@ -202,6 +203,39 @@ def test_a_stage_that_closes_its_pipeline_leaves_no_thread(count, caplog):
             pipeline.step(batch(), batch(), nn.functional.mse_loss)
         assert (list(session._abandoned_sessions), set(threading.enumerate())) == before
     assert not caplog.records
+
+
+class Held(nn.Linear):  # by the test
+    def __init__(self):
+        super().__init__(4, 4)
+        self.entered, self.may_go = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.entered.set()
+        self.may_go.wait(LIMIT_S)
+        return super().forward(x)
+
+
+def test_a_step_that_outlasts_its_close_ends_the_session(monkeypatch, caplog):
+    monkeypatch.setattr(local_session, "SETTINGS", Settings(close_timeout_s=0.1))
+    before = list(session._abandoned_sessions), set(threading.enumerate())
+    stage, ended = Held(), []
+    pipeline = rrfp.Pipeline([stage, nn.Linear(4, 4)])
+
+    def step():
+        with pytest.raises(rrfp.ClosedError):
+            pipeline.step(batch(), batch(), nn.functional.mse_loss)
+        ended.append(not pipeline._session._is_half_closed)
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert stage.entered.wait(LIMIT_S)
+    pipeline.close()
+    assert "a stage is still running" in caplog.text and stepping.is_alive()
+    stage.may_go.set()
+    stepping.join(LIMIT_S)
+    assert ended == [True]
+    assert (list(session._abandoned_sessions), set(threading.enumerate())) == before
 
 
 def test_a_set_up_that_is_interrupted_leaves_no_thread(monkeypatch):

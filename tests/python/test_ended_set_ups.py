@@ -18,9 +18,10 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
-from rrfp import build_turns, rendezvous, set_up_watch
+from rrfp import build_turns, process_session, rendezvous, set_up_watch
 from rrfp.build_turns import build_turn
 from rrfp.rendezvous import Rendezvous
+from rrfp.session import open_sessions
 
 WIDTH, M = 4, 2
 
@@ -87,6 +88,28 @@ def test_every_absent_rank_is_named():
     named = "rank 1 (global rank 1), rank 2 (global rank 2) did not join the pipeline within 0.5 s"
     assert named in set_up[0] and set_up[1] == 1, set_up
     assert "rank 1, rank 2 did not enter step 0 within 0.5 s" in step[0] and step[1] == 1, step
+
+
+def open_without_a_thread(rank, num_ranks):
+    """What the ranks are told when rank 0 gets no thread for its session; then all is well."""
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 0:
+            patched.setattr(process_session, "EndWatch", refuse)
+        with pytest.raises(RuntimeError) as error:
+            rrfp.Pipeline({rank: nn.Linear(WIDTH, WIDTH)}, set_up_timeout_s=60.0)
+    assert not open_sessions()
+    torch.distributed.barrier()
+    run(nn.Linear(WIDTH, WIDTH), rank, num_ranks)
+    return str(error.value)
+
+
+def test_a_session_that_gets_no_thread_is_told_at_once():
+    own, told = worker_group(2).values(open_without_a_thread)
+    assert own == "can't start new thread"
+    assert "rank 0 left it with RuntimeError" in told
 
 
 def step_late(rank, num_ranks):

@@ -95,6 +95,21 @@ def test_a_record_that_makes_no_sense_leaves_the_rule(caplog):
     assert guard.decide(Decided()).hint == "auto"
 
 
+def test_a_guard_that_gets_no_thread_leaves_the_rule(monkeypatch, caplog):
+    """The other ranks have returned from the step when it begins to learn."""
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    guard = StepGuard(make_layout(P, None, "loop"))
+    guard.decide(Decided())
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, logger="rrfp"):
+        patched.setattr(threading.Thread, "start", refuse)
+        guard.learn(plan_of(), (), rows_of_step(plan_of()))
+    guard.wait(60)
+    assert "could not choose; the rule goes on: can't start new thread" in caplog.text
+    assert guard.decide(Decided()).hint == "auto"
+
+
 def test_a_pipeline_may_be_closed_in_the_thread_of_its_guard(monkeypatch, caplog):
     inputs = list(torch.randn(M, 4, 8))
     with rrfp.Pipeline([torch.nn.Linear(8, 8) for _ in range(P)]) as pipeline:

@@ -1,7 +1,8 @@
 """Linked pipelines one rank of which comes late, while the others call again at once.
 
 Would catch: pipelines of which one stage is linked to an attempt of the other that has ended, and
-the next stage to the one after it, so that each attempt ends the following for ever.
+the next stage to the one after it, so that each attempt ends the following for ever; ranks that
+come back from the same failure at different times, because one stays for another that has left.
 """
 
 import time
@@ -12,8 +13,11 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
+from rrfp import process_set_up, rendezvous
+from rrfp.rendezvous import Rendezvous, membership
 
 TIMEOUT_S, LATE_S, MOST_CALLS = 3.0, 5.6, 6
+LONG_S = 20.0
 
 
 def retry_late(rank, num_ranks, late):
@@ -45,3 +49,52 @@ def test_linked_pipelines_meet_again(late):
     """At once where nothing else is slow; else a wait may end once more."""
     said = worker_group(4).values(retry_late, late)
     assert any(said) and len(said[late]) <= 1 and max(map(len, said)) <= 3, said
+
+
+def see_off_at_length(patched):
+    """So that a wait for nothing is told from a slow machine."""
+    patched.setattr(rendezvous, "_SEE_OFF_S", 2 * LONG_S)
+
+
+def leave_one_passed_over(rank, num_ranks):
+    """How long rank 0 stays in a set-up that rank 1 has passed over."""
+    failed = None
+    if rank == 0:
+        with pytest.raises(rrfp.RrfpError), Rendezvous(membership(None), 60.0) as failed:
+            raise rrfp.RrfpError("of the test")
+    torch.distributed.barrier()
+    later = Rendezvous(membership(None), 60.0) if rank == 1 else None
+    torch.distributed.barrier()
+    began_s = time.monotonic()
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patched:
+            see_off_at_length(patched)
+            failed.see_off(rrfp.RrfpError("of the test"))
+    took_s = time.monotonic() - began_s
+    torch.distributed.barrier()
+    if later is not None:
+        later.store.close()
+    return took_s
+
+
+def fail_after_forming(rank, num_ranks):
+    """How long rank 0 stays in an agreement group that was formed, when its pipeline fails."""
+    pipelines = [torch.distributed.new_group([member]) for member in range(num_ranks)]
+    options = {"group": pipelines[rank], "set_up_timeout_s": 60.0,
+               "agreement_group": torch.distributed.new_group([0, 1])}
+    began_s = time.monotonic()
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 0:
+            see_off_at_length(patched)
+            patched.setattr(process_set_up, "ProcessSession", None)
+            with pytest.raises(TypeError, match="not callable"):
+                rrfp.Pipeline({0: nn.Linear(4, 4)}, **options)
+        else:
+            rrfp.Pipeline({0: nn.Linear(4, 4)}, **options).close()
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("fail", [leave_one_passed_over, fail_after_forming])
+def test_nobody_stays_for_a_rank_that_has_left(fail):
+    took_s, _ = worker_group(2).values(fail)
+    assert took_s < LONG_S
