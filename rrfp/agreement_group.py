@@ -360,6 +360,7 @@ def settle(runtime, answer, request, counter, timeout_s):
             for field in dataclasses.fields(answer)
             if field.name != "seed"
         }
+        card["options"]["grad_scale"] = repr(request.grad_scale)
         card["options"]["the steps run so far"] = repr(counter)
         card["options"]["seed"] = repr(request.seed)
         card["options"]["the log of the last step"] = repr(runtime.agreement_digest)

@@ -121,7 +121,7 @@ def _normalise_seed(seed):
         raise TypeError(f"seed is {seed!r}, a {type(seed).__name__}; it must be an int or None.")
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"seed is {seed}; it must fit in 64 bits.")
-    return seed
+    return int(seed)
 
 
 def _flag(name, value):

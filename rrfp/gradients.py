@@ -91,7 +91,8 @@ class GradScaler(torch.amp.GradScaler):
 
     Args:
         device: Of the parameters: ``"cpu"`` or ``"cuda"``.
-        group: The process group of the pipeline. Default: the world.
+        group: The process group of the pipeline; where pipelines share agreement groups, one of
+            all their ranks. Default: the world.
         options: Those of ``torch.amp.GradScaler``.
     """
 

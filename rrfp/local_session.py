@@ -177,7 +177,10 @@ class LocalSession(Session):
             if any(worker.thread is threading.current_thread() for worker in self._workers):
                 self._is_half_closed = True  # a stage closed it: who called its step does the rest
                 return
-        ended = [worker.close(SETTINGS.close_timeout_s) for worker in self._workers]
+        end_s = time.monotonic() + SETTINGS.close_timeout_s  # of all together
+        for worker in self._workers:
+            worker.close(0)
+        ended = [worker.close(max(0, end_s - time.monotonic())) for worker in self._workers]
         if not all(ended):
             logger.warning("a stage is still running while its pipeline is closed")
             if self._user in (None, threading.get_ident()):

@@ -87,7 +87,10 @@ class SetUpWatch:
                 together_s = now_s
             elif now_s - together_s >= sure_after_s:
                 self._part(ahead[0], end_s - now_s, step)
-            self._look = _Look(self._rendezvous)
+            try:
+                self._look = _Look(self._rendezvous)
+            except RuntimeError:  # the system gives no more threads: it waits without looking
+                self._look = None
 
     def _part(self, ahead, timeout_s, step):
         """Take part in the set-up, to refuse it: so all ranks hear of it and stay in step."""

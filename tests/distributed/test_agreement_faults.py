@@ -40,6 +40,7 @@ def run_refused(rank, num_ranks, case):
         "limit": {"max_in_flight": 2 + member},
         "microbatches": {"num_microbatches": 2 + member},
         "one refuses": {"max_in_flight": 0 if member else 2},
+        "grad_scale": {"grad_scale": 1.0 + member},
         "seed": {"seed": member},
     }[case]
     with pipeline:
@@ -59,6 +60,7 @@ def run_refused(rank, num_ranks, case):
         ("limit", "disagree on limits: member 0 has (2, 2), member 1 has (3, 3)"),
         ("microbatches", "disagree on num_microbatches: member 0 has 2, member 1 has 3"),
         ("one refuses", "must be at least 1"),
+        ("grad_scale", "disagree on grad_scale: member 0 has 1.0, member 1 has 2.0"),
         ("seed", "disagree on seed: member 0 has 0, member 1 has 1"),
     ],
 )

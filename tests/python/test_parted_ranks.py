@@ -14,7 +14,7 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
-from rrfp import _C
+from rrfp import _C, set_up_watch
 
 M, WIDTH = 4, 4
 TIMEOUT_S = 24.0
@@ -253,3 +253,26 @@ def run_and_dump(rank, num_ranks):
 def test_after_a_step_a_rank_is_outside_one():
     for rank, text in enumerate(worker_group(3).values(run_and_dump)):
         assert f"Rank {rank} is outside a step, after step 0" in text, text
+
+
+def step_without_looks(rank, num_ranks):
+    """A step whose second rank comes late, to a first that gets no thread to look for it."""
+    looked = []
+
+    def refuse(*_):
+        looked.append(rank)
+        raise RuntimeError("can't start new thread")
+
+    with (rrfp.Pipeline({rank: make_stage(rank)}) as pipeline,
+          pytest.MonkeyPatch.context() as patched):
+        patched.setattr(set_up_watch, "_Look", refuse)
+        torch.distributed.barrier()
+        if rank == 1:
+            time.sleep(3 * set_up_watch._LOOK_EVERY_S)
+        pipeline.step(*arguments_of(rank, num_ranks), stall_timeout_s=TIMEOUT_S)
+    return looked
+
+
+def test_who_gets_no_thread_to_look_for_a_rank_waits_for_it():
+    looked, _ = worker_group(2).values(step_without_looks)
+    assert looked
