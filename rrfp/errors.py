@@ -13,7 +13,8 @@ class RrfpError(RuntimeError):
     """Base of all errors of a pipeline.
 
     Attributes:
-        rank: The pipeline rank it is about; None where no one rank is.
+        rank: The pipeline rank it is about, that of a linked pipeline where the message says that
+            a member of the agreement group said so; None where no one rank is.
         stage: The stage it is about, or None.
         task: The task it is about as a text such as ``"2F0"``, or None.
         report: What each rank was doing when the step ended, with its last decisions, as
