@@ -149,6 +149,7 @@ class Session:
             if self._is_half_closed:  # a step goes on, whose thread does the rest, or the exit
                 _open_sessions.add(self)
                 return
+            _open_sessions.discard(self)  # where a signal closed it while it was being closed
             self._guard.wait(SETTINGS.close_timeout_s)
 
     def _view(self, modules, request):

@@ -46,6 +46,7 @@ class RankStep:
         self.times = None
         self.records = None
         self.stage_error = None  # the exception of a stage of this rank
+        self._process = os.getpid()
         self._shares_memory_with = {  # stages that take what is posted as it is
             stage
             for stage, rank in enumerate(layout.rank_of_stage)
@@ -67,7 +68,6 @@ class RankStep:
             if launcher is not None:
                 launcher.begin(runtime)
             runtime.begin_step(self.plan, self.step, self.stall_timeout_ms)
-            process = os.getpid()
             tasks = self.plan.tasks(runtime.rank)
             self.random.prepare(tasks)
             while True:
@@ -79,15 +79,12 @@ class RankStep:
                                 self._run_task(local, *tasks[local])
                         else:
                             self._run_task(local, *tasks[local])
-                    except (_C.StatusError, KeyboardInterrupt):
-                        raise
                     except BaseException as error:
-                        if other_thread and os.getpid() != process:
-                            _leave_child(error)
+                        self._end_if_forked(error)
+                        if isinstance(error, (_C.StatusError, KeyboardInterrupt)):
+                            raise
                         self._end_everywhere(tasks[local], error)
                         continue  # claim() raises what ended the step
-                    if other_thread and os.getpid() != process:
-                        _leave_child(None)  # a copy of this thread alone: no other rank runs on
                     if launcher is not None:
                         launcher.launched(runtime, tasks[local], self.stall_timeout_ms)
                     runtime.retire(local)
@@ -110,6 +107,7 @@ class RankStep:
             del parcel
         self.random.begin(kind, stage, microbatch)
         targets, results = self.stage_steps[stage].run(kind, microbatch, parcels)
+        self._end_if_forked(None)
         if self.launcher is not None:
             self.launcher.refuse_other_stream(stage)
         for target, result in zip(targets, results, strict=True):
@@ -118,6 +116,19 @@ class RankStep:
             else:
                 shared = self._shared_parcels and self._shared_parcels.post(result)
                 runtime.post_tensors(local, target, *(shared or encode(result)))
+
+    def _end_if_forked(self, error):
+        """End a child that a stage forked and did not leave by ``os._exit``: this is its only
+        thread, nobody hears what becomes of the step there, and what ranks share is its parent's.
+        """
+        if os.getpid() == self._process:
+            return
+        code = error.code if isinstance(error, SystemExit) else error
+        if isinstance(code, BaseException):
+            traceback.print_exception(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
     def _end_everywhere(self, task, error):
         """Tell every rank that a task raised an exception."""
@@ -168,15 +179,6 @@ def _profiler_range(stage, kind, microbatch):
     Not by its text alone: torch takes "2F0" for a mangled name of C++, and shows "F0".
     """
     return torch.profiler.record_function(f"rrfp {stage}{kind}{microbatch}")
-
-
-def _leave_child(error):
-    """End a child that a stage forked and did not leave by ``os._exit``: this is its only thread,
-    and nobody hears what becomes of the step there."""
-    code = error.code if isinstance(error, SystemExit) else error
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _answer_closed(finished):
@@ -246,7 +248,6 @@ class Worker:
         return not self.thread.is_alive()
 
     def _serve(self):
-        process = os.getpid()
         while True:
             job = self._jobs.get()
             if job is None:
@@ -258,8 +259,6 @@ class Worker:
                 rank_step.run(other_thread=True)
             except BaseException as caught:
                 error = caught
-            if os.getpid() != process:
-                _leave_child(rank_step.stage_error or error)
             answer = [error]
             del rank_step, error
             finished.put(answer)

@@ -1,13 +1,15 @@
-"""Steps that go on for long after their pipeline of threads was closed from elsewhere.
+"""Closes beside a step that goes on for long, and inside another close.
 
-Would catch: a session that is kept for good because its close did not see the step end, after which
-every fork is refused; a close that waits for each rank anew.
+Would catch: a session that is kept for good because its close did not see the step end, or that
+counts as open after it has ended, so that every fork is refused; a close that waits for each rank
+anew.
 """
 
 import threading
 
 import pytest
 import torch
+from parity_group import worker_group
 from torch import nn
 
 import rrfp
@@ -60,3 +62,29 @@ def test_the_thread_of_a_step_that_outlasts_its_close_ends_the_session(monkeypat
     stepping.join(LIMIT_S)
     assert ended == [True]
     assert (list(session._abandoned_sessions), set(threading.enumerate())) == before
+
+
+class Interrupted:
+    """A core at whose end a signal's handler closes the pipeline once more."""
+
+    def __init__(self, runtime, close):
+        self._runtime, self._close = runtime, close
+
+    def end(self, timeout_ms):
+        self._runtime.end(timeout_ms)
+        self._close()
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+
+def close_twice(rank, num_ranks):
+    pipeline = rrfp.Pipeline({rank: nn.Linear(4, 4)}, set_up_timeout_s=LIMIT_S)
+    closing = pipeline._session
+    closing._runtime = Interrupted(closing._runtime, pipeline.close)
+    pipeline.close()
+    return len(session.open_sessions())
+
+
+def test_a_pipeline_that_is_closed_inside_its_close_is_not_open():
+    assert worker_group(2).values(close_twice) == [0, 0]
