@@ -302,6 +302,7 @@ class _Ending:
 
     def __init__(self, session):
         self.session = session
+        self.process = os.getpid()
         self.rank_step = None
 
     def __enter__(self):
@@ -311,6 +312,8 @@ class _Ending:
         session = self.session
         if error is None or error is session.refusal:
             return False  # every rank has raised it, and nothing was run
+        if os.getpid() != self.process:
+            return False  # a child, as a callable hint may fork: the session is its parent's
         runtime = session._runtime
         if isinstance(error, _C.StatusError):
             report = session._describe()
