@@ -154,7 +154,7 @@ class GroupSetUp:
         self.meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self.meeting.store_reachable():
             self._claims = GroupClaims(self.member, self.meeting.corner, self.meeting.store)
-        self._is_over = False
+        self._is_over, self._is_formed = False, False
 
     def __enter__(self):
         return self
@@ -164,6 +164,11 @@ class GroupSetUp:
             with contextlib.suppress(PeerLostError, ClosedError):  # nobody to tell
                 self._end(has_failed=True)
             self.meeting.__exit__(kind, error, trace)
+
+    def see_off(self, error):
+        """As the meeting does; for members that go on in their pipelines with a group that was
+        formed, only the process that may hold the store stays, usually global rank 0."""
+        self.meeting.see_off(error, not self._is_formed or torch.distributed.get_rank() == 0)
 
     def withdraw(self, error):
         """Tell the other members, who may be in pipelines without it, why this one cannot."""
@@ -178,11 +183,9 @@ class GroupSetUp:
             self._end(has_failed=True)
 
     def _end(self, has_failed):
-        self._is_over = True
+        self._is_over, self._is_formed = True, not has_failed
         with self.meeting.store_reachable():
             self._claims.end(has_failed)
-            if not has_failed:  # what becomes of the members, it hears in its pipeline from now on
-                self.meeting.leave(self.meeting.store)
 
     def _refuse(self, error):
         with self.meeting.store_reachable():

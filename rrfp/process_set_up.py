@@ -55,7 +55,7 @@ def _set_ups(group, timeout_s, agreement_group):
         if rendezvous is not None:
             rendezvous.see_off(error)
         if agreement is not None:
-            agreement.meeting.see_off(error)
+            agreement.see_off(error)
         raise
 
 

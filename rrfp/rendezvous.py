@@ -38,7 +38,7 @@ _SEE_OFF_S = 2.0
 # Keys of a corner.
 _OUTCOME = "outcome"  # _MET, or (rank, text, whether it is a refusal) by who gave it up
 _AWAITED = "awaited"  # by a rank that waits there as long as it was asked to
-_LEFT = "left"  # by a rank that needs nothing of the set-up any more
+_LEFT = "left"  # by a rank whose set-up ended with an error
 _MET = pickle.dumps(None)
 
 _corners_used = set()  # by this process
@@ -119,7 +119,6 @@ class Rendezvous:
         self._passed_over = None  # outcome of the last set-up that was; None: waits in full
         self._grace_end = None
         self._have_met = False
-        self._has_left = False
         self._num_exchanges = 0
         try:
             with self.store_reachable():
@@ -171,25 +170,20 @@ class Rendezvous:
                 self._give_up(self.member.rank, text, is_refusal)
         self.store.close()
 
-    def leave(self, store):
-        """Tell who would stay for this rank that it need not."""
-        store.set(f"{self.corner}/{_LEFT}/{self.member.rank}", b"1")
-        self._has_left = True
+    def see_off(self, error, stays=True):
+        """After this set-up, which ended with an error: stay until the ranks that are in it have
+        left it too, at most ``_SEE_OFF_S``. Without ``stays``: tell them only not to wait.
 
-    def see_off(self, error):
-        """After an error in this set-up, unless this rank had left it before: stay until the ranks
-        that are in it have left it too, at most ``_SEE_OFF_S``.
-
-        They read why in a store that may end with this process.
+        They read why in a store that this process may hold, and it may end with the error.
         """
-        if self._has_left or isinstance(error, (PeerLostError, ClosedError)):
-            return  # with these the store itself is lost, or the program ends
+        if isinstance(error, (PeerLostError, ClosedError)):
+            return  # the store itself is lost, or the program ends
         end_s = time.monotonic() + _SEE_OFF_S
         store = BoundedStore(self._unbounded, end_s)
         try:
-            self.leave(store)
-            if not isinstance(error, Exception):
-                return  # Ctrl-C
+            store.set(f"{self.corner}/{_LEFT}/{self.member.rank}", b"1")
+            if not stays or not isinstance(error, Exception):
+                return  # the latter: Ctrl-C
             counts = enumerate(store.add(key, 0) for key in self._counts)
             # Who has begun a later one has left this one, or passed over it.
             keys = [f"{self.corner}/{_LEFT}/{rank}" for rank, n in counts if n == self.number]

@@ -124,11 +124,13 @@ class RankStep:
         if os.getpid() == self._process:
             return
         code = error.code if isinstance(error, SystemExit) else error
-        if isinstance(code, BaseException):
-            traceback.print_exception(code)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        try:
+            if isinstance(code, BaseException):
+                traceback.print_exception(code)
+            sys.stderr.flush()
+            sys.stdout.flush()
+        finally:  # whatever the child has made of these
+            os._exit(code & 0xFF if isinstance(code, int) else 0 if code is None else 1)
 
     def _end_everywhere(self, task, error):
         """Tell every rank that a task raised an exception."""

@@ -65,7 +65,10 @@ rrfp.run_pipeline(stages, batch, batch, torch.nn.functional.mse_loss)
 """
 
 
-@pytest.mark.parametrize("leave, status", [("sys.exit(3)", 3), ("return x", 0), ("1 / 0", 1)])
+@pytest.mark.parametrize("leave, status", [
+    ("sys.exit(3)", 3), ("return x", 0), ("1 / 0", 1), ("sys.exit(2**40 + 3)", 3),
+    ("sys.stdout = None; return x", 0), ("sys.stderr.close(); 1 / 0", 1),
+])
 def test_a_child_of_a_stage_ends(leave, status):
     """Also one that goes on: it is a copy of this one thread, and no other rank runs in it."""
     program = FORKING.replace("LEAVE", leave).replace("STATUS", str(status))

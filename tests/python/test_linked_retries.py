@@ -13,7 +13,7 @@ from parity_group import worker_group
 from torch import nn
 
 import rrfp
-from rrfp import process_set_up, rendezvous
+from rrfp import _C, process_set_up, rendezvous
 from rrfp.rendezvous import Rendezvous, membership
 
 TIMEOUT_S, LATE_S, MOST_CALLS = 3.0, 5.6, 6
@@ -78,13 +78,16 @@ def leave_one_passed_over(rank, num_ranks):
 
 
 def fail_after_forming(rank, num_ranks):
-    """How long rank 0 stays in an agreement group that was formed, when its pipeline fails."""
+    """How long rank 1 stays in an agreement group that was formed, when its pipeline fails.
+
+    Rank 0 would stay, which may hold the store.
+    """
     pipelines = [torch.distributed.new_group([member]) for member in range(num_ranks)]
     options = {"group": pipelines[rank], "set_up_timeout_s": 60.0,
                "agreement_group": torch.distributed.new_group([0, 1])}
     began_s = time.monotonic()
     with pytest.MonkeyPatch.context() as patched:
-        if rank == 0:
+        if rank == 1:
             see_off_at_length(patched)
             patched.setattr(process_set_up, "ProcessSession", None)
             with pytest.raises(TypeError, match="not callable"):
@@ -96,5 +99,37 @@ def fail_after_forming(rank, num_ranks):
 
 @pytest.mark.parametrize("fail", [leave_one_passed_over, fail_after_forming])
 def test_nobody_stays_for_a_rank_that_has_left(fail):
-    took_s, _ = worker_group(2).values(fail)
-    assert took_s < LONG_S
+    assert max(worker_group(2).values(fail)) < LONG_S
+
+
+def refuse_on_the_second_stage(rank, num_ranks):
+    """When this rank's call ended, and with what: the group of ranks 1 and 3 gets no memory, that
+    of ranks 0 and 2 is formed, and rank 3 is slow to tell its pipeline. Of rank 3: when it did."""
+    pipelines = [torch.distributed.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    members = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    all_formed, told_s = process_set_up._all_formed, []
+
+    def refuse(*_):
+        raise RuntimeError("no memory, in the test")
+
+    def slowly(*args):
+        time.sleep(1.0)
+        told_s.append(time.monotonic())
+        return all_formed(*args)
+
+    torch.distributed.barrier()
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 1:
+            patched.setattr(_C, "make_agreement_segment", refuse)
+        if rank == 3:
+            patched.setattr(process_set_up, "_all_formed", slowly)
+        with pytest.raises(ValueError) as error:
+            rrfp.Pipeline({rank % 2: nn.Linear(4, 4)}, group=pipelines[rank // 2],
+                          agreement_group=members[rank % 2], set_up_timeout_s=60.0)
+    return told_s[0] if told_s else time.monotonic(), str(error.value)
+
+
+def test_who_may_hold_the_store_stays_until_linked_pipelines_have_heard():
+    ends = worker_group(4).values(refuse_on_the_second_stage)
+    assert all("no memory, in the test" in text for _, text in ends), ends
+    assert ends[0][0] > ends[3][0], ends
