@@ -275,7 +275,8 @@ TEST_CASE(absent_peers_are_named) {
   Status status;
   CHECK(connect_sockets(listener, setup, &status) == nullptr);
   CHECK(status.code == StatusCode::kTimedOut);
-  CHECK(has(status.message, "rank 2 waited 0.3 s for its peers. Not there: rank 0 at unix:gone: "));
+  CHECK(has(status.message, "rank 2 waited "));  // for how long: more on a crowded core
+  CHECK(has(status.message, " s for its peers. Not there: rank 0 at unix:gone: "));
   CHECK(has(status.message, " attempts, the last one: connection refused; rank 1 at "));
   CHECK(has(status.message, silent.address() + ": connected, but it has not answered"));
   CHECK(has(status.message, "rank 3 at unix:late: it has not connected"));
