@@ -154,7 +154,7 @@ class GroupSetUp:
         self.meeting = Rendezvous(self.member, timeout_s, "agreement group")
         with self.meeting.store_reachable():
             self._claims = GroupClaims(self.member, self.meeting.corner, self.meeting.store)
-        self._is_over, self._is_formed = False, False
+        self._is_over, self._is_formed, self._segment = False, False, None
 
     def __enter__(self):
         return self
@@ -222,15 +222,16 @@ class GroupSetUp:
             try:
                 cards = self._exchange_cards(stages, watch)
                 self._check(cards)
-                segment = self._share_memory()
+                self._share_memory()
                 self.met = {card["pipeline"]: card["set-up"] for card in cards}
                 has_failed = False
+                return self._segment
             except ValueError as error:
                 self.meeting.refusal = error
                 raise
             finally:
+                self._segment = None  # which no error keeps by its traceback
                 self._end(has_failed)
-        return segment
 
     def _exchange_cards(self, stages, watch):
         def look():
@@ -257,19 +258,22 @@ class GroupSetUp:
         except ValueError as error:
             if error is not self.meeting.refusal:  # which the others know
                 self._refuse(error)
+                own = self.member.ranks[self.member.rank]
+                text = f"global rank {own}, a member of this rank's agreement group: {error}"
+                self.meeting.leave(text, is_refusal=True)  # for who has read a better card
             raise
         return cards
 
     def _share_memory(self):
         member, meeting = self.member, self.meeting
-        segment, refusal = self._map_memory()
+        refusal = self._map_memory()
         token = secrets.randbits(64)
-        if segment is not None:
-            segment.sign(member.rank, token)
+        if self._segment is not None:
+            self._segment.sign(member.rank, token)
         signed = meeting.share("signed", (token, os.getpid(), refusal))
         for rank, (token, _, other_refusal) in enumerate(signed):
             if refusal is None and other_refusal is None:
-                if not segment.is_signed(rank, token):
+                if not self._segment.is_signed(rank, token):
                     refusal = f"member {rank} has signed other memory than member {member.rank}"
         verdicts = meeting.share("verdict", refusal)
         for rank, verdict in enumerate(verdicts):
@@ -280,8 +284,7 @@ class GroupSetUp:
                     "that share process ids, with a few MiB of memory to spare."
                 )
         names = [f"global rank {rank}" for rank in member.ranks]
-        segment.join(member.rank, names, [pid for _, pid, _ in signed])
-        return segment
+        self._segment.join(member.rank, names, [pid for _, pid, _ in signed])
 
     def _check(self, cards):
         ranks = self.member.ranks
@@ -312,26 +315,25 @@ class GroupSetUp:
                 )
 
     def _map_memory(self):
-        """(segment, None), or (None, why not)."""
-        num_members = self.member.num_ranks
-        segment, place = None, None
+        """None, or why there is no memory."""
+        num_members, place = self.member.num_ranks, None
         if self.member.rank == 0:
             nonce = secrets.randbits(64)
             try:
-                segment = _C.make_agreement_segment(num_members, nonce)
-                place = (os.getpid(), segment.fd, nonce)
+                self._segment = _C.make_agreement_segment(num_members, nonce)
+                place = (os.getpid(), self._segment.fd, nonce)
             except RuntimeError as error:  # of the system: no memory, no descriptor
                 place = str(error)
         place = self.meeting.share("memory", place)[0]
         if isinstance(place, str):
-            return None, f'member 0 could get none: "{place}"'
+            return f'member 0 could get none: "{place}"'
         pid, fd, nonce = place
-        if segment is None:
+        if self._segment is None:
             try:
-                segment = _C.open_agreement_segment(pid, fd, num_members, nonce)
+                self._segment = _C.open_agreement_segment(pid, fd, num_members, nonce)
             except ValueError as error:
-                return None, str(error)
-        return segment, None
+                return str(error)
+        return None
 
 
 def _short(value):

@@ -165,10 +165,16 @@ class Rendezvous:
             if isinstance(error, RrfpError):
                 what = f"cannot take part: {error}" if is_refusal else f"{what}: {error}"
             text = f"rank {self.member.rank} {what}"
-            unheard = (PeerLostError, ClosedError)  # there is nobody to tell
-            with contextlib.suppress(*unheard), self.store_reachable():
-                self._give_up(self.member.rank, text, is_refusal)
+            with contextlib.suppress(PeerLostError, ClosedError):  # there is nobody to tell
+                self.leave(text, is_refusal)
         self.store.close()
+
+    def leave(self, text, is_refusal=False):
+        """Give the set-up up, also if the others have just met and wait for what comes next."""
+        with self.store_reachable():
+            if not self._give_up(self.member.rank, text, is_refusal):
+                self._have_met = self._given_up(self.number, self.store) is None
+                self._give_up(self.member.rank, text, is_refusal)
 
     def see_off(self, error, stays=True):
         """After this set-up, which ended with an error: stay until the ranks that are in it have

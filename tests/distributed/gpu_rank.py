@@ -53,7 +53,8 @@ def parse():
     parser.add_argument("--beside-all-reduces", action="store_true")
     parser.add_argument("--kill-rank", type=int, default=-1)
     parser.add_argument("--kill-at", choices=["set-up", "step", "leave"], default="step")
-    parser.add_argument("--timeout-s", type=float, default=60.0)
+    # An edge of NCCL took half a minute where dozens of processes opened GPUs at once.
+    parser.add_argument("--timeout-s", type=float, default=120.0)
     return parser.parse_args()
 
 

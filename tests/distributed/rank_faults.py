@@ -5,6 +5,7 @@ a point, such as ``kill-F``: points inside of tasks are F, B (also the input gra
 split), W, loss and hook, those outside are setup and between.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -112,8 +113,9 @@ def _pause(where):
 def _cut(where):
     """Every connection of rrfp is shut down, as by a firewall that resets them."""
     for descriptor in connected_sockets() - HERE.own_sockets:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # rrfp closes the rest when it sees the first
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _starve(where):

@@ -37,7 +37,7 @@ def run_part(case, device_of_stage, lists_all, **options):
         {index: [value.to(d) for value in inputs] for index, d in sources.items()} or None,
         {s: [value.to(device_of_stage[s]) for value in table] for s, table in ends.items()} or None,
         loss_fn,
-        **{**case.options(), **options},
+        **{**case.options(), "stall_timeout_s": 120.0, **options},  # NCCL: see gpu_rank.py
     )
     losses = result.losses
     if losses is not None and not isinstance(losses, dict):

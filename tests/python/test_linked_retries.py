@@ -6,6 +6,7 @@ come back from the same failure at different times, because one stays for anothe
 """
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import rrfp
 from rrfp import _C, process_set_up, rendezvous
+from rrfp.agreement_group import GroupSetUp
 from rrfp.rendezvous import Rendezvous, membership
 
 TIMEOUT_S, LATE_S, MOST_CALLS = 3.0, 5.6, 6
@@ -73,7 +75,8 @@ def leave_one_passed_over(rank, num_ranks):
     took_s = time.monotonic() - began_s
     torch.distributed.barrier()
     if later is not None:
-        later.store.close()
+        with pytest.raises(rrfp.RrfpError), later:  # so that the ranks stay in step
+            raise rrfp.RrfpError("of the test")
     return took_s
 
 
@@ -133,3 +136,49 @@ def test_who_may_hold_the_store_stays_until_linked_pipelines_have_heard():
     ends = worker_group(4).values(refuse_on_the_second_stage)
     assert all("no memory, in the test" in text for _, text in ends), ends
     assert ends[0][0] > ends[3][0], ends
+
+
+def leave_after_the_others_met(rank, num_ranks):
+    """What rank 0 hears of rank 1, whose card it has read, and how long it took."""
+    began_s = time.monotonic()
+    with pytest.raises(rrfp.RrfpError) as error, Rendezvous(membership(None), 60.0) as meeting:
+        if rank == 1:
+            meeting.publish("card", "all is well")
+        else:
+            meeting.share("card", "all is well")
+        torch.distributed.barrier()
+        if rank == 1:
+            raise rrfp.RrfpError("interrupted, in the test")
+        meeting.share("what comes next", None)
+    return str(error.value), time.monotonic() - began_s
+
+
+def refuse_after_the_others_met(rank, num_ranks):
+    """The same of a member of an agreement group that finds another group which names it."""
+    pipelines = [torch.distributed.new_group([member]) for member in range(num_ranks)]
+    options = {"group": pipelines[rank], "set_up_timeout_s": 60.0,
+               "agreement_group": torch.distributed.new_group([0, 1])}
+    has_said, began_s = Rendezvous._has_said, time.monotonic()
+
+    def rival(group):
+        if group.meeting.store.check([f"{group.meeting.corner}/outcome"]):
+            raise ValueError("a rival, in the test")
+
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 1:  # looks for rivals, and reads no card
+            patched.setattr(Rendezvous, "_has_said", lambda meeting, name, other:
+                            name != "card" and has_said(meeting, name, other))
+            patched.setattr(GroupSetUp, "_check_claims", rival)
+        with pytest.raises(ValueError) as error:
+            rrfp.Pipeline({0: nn.Linear(4, 4)}, **options)
+    assert "memfd:rrfp" not in Path("/proc/self/maps").read_text()  # though the error is kept
+    return str(error.value), time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("leave, word", [
+    (leave_after_the_others_met, "rank 1 left it with RrfpError: interrupted, in the test"),
+    (refuse_after_the_others_met, "a member of this rank's agreement group: a rival, in the test"),
+])
+def test_who_leaves_after_the_others_met_is_heard(leave, word):
+    (said, took_s), _ = worker_group(2).values(leave)
+    assert word in said and took_s < LONG_S, said

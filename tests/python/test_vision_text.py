@@ -21,7 +21,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 def run(command):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT,
-                          timeout=240, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+                          timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def check(done):
