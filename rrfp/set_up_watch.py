@@ -12,6 +12,7 @@ import time
 from rrfp.errors import ClosedError, PeerLostError
 from rrfp.rank_cards import check_cards
 from rrfp.rendezvous import TELL_AFTER_S, Rendezvous
+from rrfp.thread_room import check_room
 
 logger = logging.getLogger("rrfp")
 
@@ -88,8 +89,9 @@ class SetUpWatch:
             elif now_s - together_s >= sure_after_s:
                 self._part(ahead[0], end_s - now_s, step)
             try:
+                check_room()
                 self._look = _Look(self._rendezvous)
-            except RuntimeError:  # the system gives no more threads: it waits without looking
+            except (OSError, RuntimeError):  # no more threads: it waits without looking
                 self._look = None
 
     def _part(self, ahead, timeout_s, step):

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from rrfp import _C
 from rrfp.hints import slack_of
+from rrfp.thread_room import check_room
 
 logger = logging.getLogger("rrfp")
 
@@ -59,8 +60,9 @@ class StepGuard:
         args = (self._key, self._records, plan, list(costs), rows_of_rank)
         thread = threading.Thread(target=self._learn, args=args, name="rrfp-guard", daemon=True)
         try:
+            check_room()
             thread.start()
-        except RuntimeError as error:  # the other ranks have returned from the step
+        except (OSError, RuntimeError) as error:  # the other ranks have returned from the step
             logger.warning("the guard of hint auto could not choose; the rule goes on: %s", error)
             return
         self._thread = thread  # now: another thread may close, and wait for it

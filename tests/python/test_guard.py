@@ -2,6 +2,9 @@
 
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -108,6 +111,27 @@ def test_a_guard_that_gets_no_thread_leaves_the_rule(monkeypatch, caplog):
     guard.wait(60)
     assert "could not choose; the rule goes on: can't start new thread" in caplog.text
     assert guard.decide(Decided()).hint == "auto"
+
+
+USED_UP = """
+import resource, time, torch, rrfp
+batch = [torch.ones(2, 4)] * 4
+pipeline = rrfp.Pipeline([torch.nn.Linear(4, 4) for _ in range(2)])
+for number in range(5):
+    if number == 2:
+        time.sleep(0.3)
+        num_pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize(), -1))
+    pipeline.step(batch, batch, torch.nn.functional.mse_loss)
+print("5 steps")
+"""
+
+
+def test_no_step_waits_for_a_thread_that_dies_of_no_memory():
+    done = subprocess.run([sys.executable, "-c", USED_UP], capture_output=True, text=True,
+                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # An error is as good: of what a step takes itself.
+    assert done.stdout == "5 steps\n" or "Error" in done.stderr, done.stderr[-3000:]
 
 
 def test_a_pipeline_may_be_closed_in_the_thread_of_its_guard(monkeypatch, caplog):
